@@ -53,6 +53,11 @@ class GroupedWeight:
         return (self.codes, self.high_codes, *scaling, self.permutation, self.table)
 
     @property
+    def kind(self) -> str:
+        """A name for the log."""
+        return f"{'int' if self.table is None else 'float'}{self.bits} groups"
+
+    @property
     def super_group(self) -> int:
         """Inputs that share a super-scale."""
         return (

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.dispatch import gpu_only_ops, has_tiles, ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
 from vllm_lite.kernels.reference.ops import Ops
@@ -48,7 +49,7 @@ class PackedLayout(Protocol):
 class GroupedKernel:
     """[T, N] -> [T, M] by a grouped weight, of activations rounded first if so described."""
 
-    weight: GroupedWeight
+    weight: PackedWeight
     bias: Tensor | None
     out_dtype: torch.dtype | None
     ops: Ops
@@ -57,9 +58,8 @@ class GroupedKernel:
     @property
     def stored(self) -> tuple[StoredWeight, ...]:
         """For the log line at start."""
-        kind = "int" if self.weight.table is None else "float"
-        name = f"{kind}{self.weight.bits} groups"
-        return (StoredWeight(name, self.weight.nbytes, self.weight.codes),)
+        weight = self.weight
+        return (StoredWeight(weight.kind, weight.nbytes, weight.codes),)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         out_dtype = self.out_dtype or x.dtype

@@ -15,6 +15,7 @@ import torch
 
 from vllm_lite.config.quantized.in_flight import BLOCKS, CODES, InFlight
 from vllm_lite.config.quantized.schemes import (
+    Codebooks,
     FlatBlocks,
     Form,
     PackedIntegers,
@@ -26,6 +27,7 @@ from vllm_lite.config.quantized.schemes import (
 )
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
+from vllm_lite.quantization.codebooks import CodebookMethod
 from vllm_lite.quantization.gguf import GGUFLinearMethod
 from vllm_lite.quantization.grouped import GroupedLinearMethod
 from vllm_lite.quantization.layouts.flat_blocks import FlatBlocksLayout
@@ -131,6 +133,8 @@ def get_linear_method(
         )
     if isinstance(form, StoredCodes):
         return StoredCodesMethod(form, dtype, keeps)
+    if isinstance(form, Codebooks):
+        return CodebookMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
         return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
     if isinstance(form, Rounded) and keeps:

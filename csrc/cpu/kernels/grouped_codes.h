@@ -4,7 +4,8 @@
 // low plane (2 or 4 bits) and a high one (the rest). In a plane of b bits each half panel has b lines
 // of 64 bytes: a word for each of its 16 outputs, which holds 32 / b inputs, lowest bits first.
 // Integers of 8 bits, and those of a table, are bytes: of each input, 16 outputs side by side; those
-// of float8 are bytes of inputs 2i and 2i + 1 alternately.
+// of float8 are bytes of inputs 2i and 2i + 1 alternately. Codes of books have 16 bits, or 8 of each
+// of two: of every eight inputs, a panel's outputs side by side.
 #pragma once
 
 #include "cpu/kernels/quantized_unpack.h"
@@ -182,6 +183,94 @@ struct Float8Codes {
   Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 2)}; }
 };
 
+#if defined(__AVX2__)
+// Rows [8][8] to columns.
+static inline void transpose(__m256 (&rows)[8]) {
+  __m256 pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+#endif
+
+// Numbers of a book of 65,536 vectors, or sums of those of two of 256.
+template <bool kAreTwo>
+struct BookCodes {
+  static constexpr float kFactor = 1.0f;
+  static constexpr int kVector = 8;
+  const uint8_t* book;
+  explicit BookCodes(const GroupedWeight& w) : book(reinterpret_cast<const uint8_t*>(w.table)) {}
+
+  // Numbers of eight inputs are made together: of one multiple of eight, then of those that follow.
+  struct Reader {
+    const uint8_t* book;
+    const uint8_t* codes;
+    mutable Vec numbers[kVector];
+
+    __attribute__((always_inline)) Vec operator[](int i) const {
+      if (i % kVector == 0) make(codes + i / kVector * kPanel * 2);
+      return numbers[i % kVector];
+    }
+
+   private:
+    const uint8_t* vector(const uint8_t* code, bool is_second) const {
+      uint16_t index;
+      memcpy(&index, code, sizeof index);
+      if (kAreTwo) index = static_cast<uint16_t>(is_second ? 256 + (index >> 8) : index & 255);
+      return book + int64_t{index} * kVector * 2;
+    }
+    void make(const uint8_t* from) const {
+#if defined(__AVX2__)
+      float* to = reinterpret_cast<float*>(numbers);
+      for (int first = 0; first < kLanes; first += 8) {
+        __m256 rows[8];
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k) {
+          const uint8_t* code = from + 2 * (first + k);
+          rows[k] = halves(vector(code, false));
+          if (kAreTwo) rows[k] = _mm256_add_ps(rows[k], halves(vector(code, true)));
+        }
+        transpose(rows);
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; ++k) _mm256_storeu_ps(to + k * kLanes + first, rows[k]);
+      }
+#else
+      for (int k = 0; k < kLanes; ++k) {
+        const uint8_t* first = vector(from + 2 * k, false);
+        const uint8_t* second = vector(from + 2 * k, true);
+        for (int i = 0; i < kVector; ++i) {
+          numbers[i][k] = half_to_float(first + 2 * i) + (kAreTwo ? half_to_float(second + 2 * i) : 0);
+        }
+      }
+#endif
+    }
+#if defined(__AVX2__)
+    static __m256 halves(const uint8_t* from) {
+      return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    }
+#endif
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {book, unit + v * kLanes * 2, {}}; }
+};
+
+static inline bool has_books(const GroupedWeight& w) {
+  return w.code_kind == CodeKind::kBook || w.code_kind == CodeKind::kTwoBooks;
+}
+
 // Calls function(codes) with the reader of the weight's codes.
 template <class Function>
 static inline void with_codes(const GroupedWeight& w, Function&& function) {
@@ -189,6 +278,8 @@ static inline void with_codes(const GroupedWeight& w, Function&& function) {
     case CodeKind::kInt8: return function(Int8Codes(w));
     case CodeKind::kFloat8E4M3: return function(Float8Codes<true>(w));
     case CodeKind::kFloat8E5M2: return function(Float8Codes<false>(w));
+    case CodeKind::kBook: return function(BookCodes<false>(w));
+    case CodeKind::kTwoBooks: return function(BookCodes<true>(w));
     case CodeKind::kTable: break;
   }
   switch (w.bits) {

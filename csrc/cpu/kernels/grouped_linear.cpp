@@ -332,7 +332,8 @@ void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
 void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_panel) {
   alignas(64) float results[kGroupedRows * kPanel];
 #if VLLM_LITE_HAS_GROUPED_TILES
-  if (p.dtype == DType::kBFloat16) {
+  // Books' numbers are made as they are needed, and not rounded.
+  if (p.dtype == DType::kBFloat16 && !has_books(*p.weight)) {
     multiply_panels_on_tiles(p, begin_panel, end_panel, results);
     return;
   }

@@ -12,6 +12,7 @@ from typing import Final
 from vllm_lite.config.facts import EXPANDED, ModelFacts, method_of
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.quantized import (
+    aqlm,
     auto_round,
     awq,
     bitnet,
@@ -32,6 +33,7 @@ from vllm_lite.errors import CheckpointError, UsageError
 
 # By the names that checkpoints give their methods.
 READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
+    "aqlm": aqlm.read,
     "awq": awq.read,
     "gptq": gptq.read,
     "fp8": fp8.read,

@@ -114,13 +114,21 @@ class FlatBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Codebooks:
+    """AQLM's indices of vectors of eight inputs, of `bits` bits for each book."""
+
+    num_books: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rounded:
     """Plain weights, rounded to codes as they are loaded."""
 
     codes: StoredCodes
 
 
-Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks | Rounded
+Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks | Codebooks | Rounded
 
 
 def describe(form: Any) -> str:

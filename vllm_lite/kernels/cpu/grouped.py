@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 import vllm_lite._cpu as _cpu
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.cpu.arguments import (
     DTYPES,
     check_dense,
     check_floats,
     check_product,
     dtype_number,
+    refuse,
     result_of,
     row_stride,
 )
@@ -30,7 +32,7 @@ from vllm_lite.kernels.reference.rounding import ActivationRounding
 _UNIT, _HALF = 32, _cpu.PANEL // 2
 # Outputs packed at a time: copies stay small.
 _OUTPUTS_AT_ONCE = 64 * _cpu.PANEL
-_TABLE, _INT8, _E4M3, _E5M2 = range(4)
+_TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS = range(6)
 # In the order of ScaleKind in csrc/cpu/kernel_table.h.
 _SCALES = (
     torch.float32,
@@ -52,8 +54,7 @@ class PackedGrouped:
     codes: Tensor
     planes: tuple[Tensor, ...]  # all but the codes
     fields: Tensor  # int64: GroupedWeight (csrc/cpu/kernel_table.h)
-    table: Tensor | None
-    bits: int
+    kind: str
     group_size: int
     num_outputs: int  # M
     num_inputs: int  # N
@@ -64,7 +65,9 @@ class PackedGrouped:
         return self.codes.nbytes + sum(plane.nbytes for plane in self.planes)
 
 
-def pack_grouped(weight: GroupedWeight) -> PackedGrouped:
+def pack_grouped(weight: PackedWeight) -> PackedGrouped:
+    if isinstance(weight, CodebookWeight):
+        return _pack_books(weight)
     kind, zero = _code_kind(weight)
     scales, minimums, zeros = _scaling(weight)
     super_scales = None if weight.super_scales is None else weight.super_scales.float()
@@ -86,7 +89,30 @@ def pack_grouped(weight: GroupedWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     kept = tuple(plane for plane in planes if plane is not None)
     fields = torch.tensor([*addresses, *numbers, *sizes])
-    return PackedGrouped(data, kept, fields, weight.table, weight.bits, size, *sizes)
+    return PackedGrouped(data, kept, fields, weight.kind, size, *sizes)
+
+
+def _pack_books(weight: CodebookWeight) -> PackedGrouped:
+    """Lay out indices of 16 bits, or two of 8, as [panels, N / 8, PANEL]."""
+    second = weight.codes[1:] if weight.high_codes is None else weight.high_codes
+    if weight.books.shape[1:] not in ((1 << 16, 8), (1 << 8, 8)) or len(second) != 1:
+        raise refuse("pack_grouped", "takes one book of 65,536 vectors of 8, or two of 256")
+    indices = torch.stack((weight.codes[0], second[0]), -1).contiguous().view(torch.int16)[..., 0]
+    units = -(-weight.num_inputs // _UNIT)
+    padded = torch.nn.functional.pad(indices, (0, 0, 0, units * _UNIT // 8 - len(indices)))
+    lines = _in_panels(padded)
+    assert lines is not None
+    data = packed_weights.take(lines.nbytes)
+    data.copy_(lines.flatten().view(torch.uint8))
+    scales, books = _in_panels(weight.scales), weight.books.half().contiguous()
+    assert scales is not None
+    kind = _TWO_BOOKS if weight.high_codes is None else _BOOK
+    addresses = (data.data_ptr(), scales.data_ptr(), 0, 0, 0, books.data_ptr(), 0)
+    size = -(-weight.num_inputs // 16) * 16
+    sizes = (weight.num_outputs, weight.num_inputs)
+    # Two bits for each input.
+    fields = torch.tensor([*addresses, kind, 2, _SCALES.index(scales.dtype), 0, size, *sizes])
+    return PackedGrouped(data, (scales, books), fields, weight.kind, size, *sizes)
 
 
 def _code_kind(weight: GroupedWeight) -> tuple[int, int]:

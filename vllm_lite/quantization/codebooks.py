@@ -1,0 +1,118 @@
+"""Linear methods for AQLM's checkpoints, whose layers have books of vectors of their own.
+
+Parts of a fused layer keep theirs: each is multiplied by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from vllm_lite.config.quantized.schemes import Codebooks
+from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.codebook_weight import CodebookWeight, expand_books
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.quantization.gguf import SideBySide
+from vllm_lite.quantization.grouped import GroupedKernel
+from vllm_lite.quantization.method import LinearKernel, StoredTensor, Unpacking
+from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
+
+_VECTOR = 8
+
+
+class CodebookMethod(UnquantizedLinearMethod):
+    """Multiplies by vectors that indices stand for; activations stay as they are."""
+
+    def __init__(self, form: Codebooks, dtype: torch.dtype, keeps_packed: bool = True) -> None:
+        """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded."""
+        super().__init__(dtype)
+        self._form = form
+        self._keeps_packed = keeps_packed
+        # Books that are read, by the numbers that layers hold until they are finished.
+        self._books: dict[int, Tensor] = {}
+        self._numbers = count()
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        if input_size % _VECTOR:
+            raise CheckpointError(f"{input_size} inputs of a layer are no vectors of {_VECTOR}")
+        device = torch.get_default_device()
+
+        def stored(width: int, dtype: torch.dtype, unpacking: Unpacking) -> StoredTensor:
+            data = torch.empty(output_size, width, dtype=dtype, device="cpu")
+            return StoredTensor(data, 0, None, device=device, unpacking=unpacking)
+
+        books, bits = self._form.num_books, self._form.bits
+        number = torch.int16 if bits > 8 else torch.int8
+        indices = torch.empty(output_size, input_size // _VECTOR, dtype=torch.int32, device="cpu")
+        packed = Unpacking(number, lambda shape: (*shape, books), self._joined)
+        spread = Unpacking(None, lambda shape: (shape[0], 1, 1, 1), lambda s, full: s.view(*full))
+        book = Unpacking(None, lambda _: (books, 2**bits, 1, _VECTOR), self._kept)
+        return {
+            "codes": StoredTensor(
+                indices, 0, 1, device=device, inputs_per_item=_VECTOR, unpacking=packed
+            ),
+            "scales": stored(1, torch.float32, spread),
+            "codebooks": stored(1, torch.int32, book),
+        }
+
+    def process_weights_after_loading(
+        self,
+        weights: Mapping[str, StoredTensor],
+        bias: Tensor | None,
+        out_dtype: torch.dtype | None = None,
+    ) -> LinearKernel:
+        parts = self._parts(weights)
+        if not self._keeps_packed:
+            values = torch.cat([expand_books(part) for part in parts])
+            return plain_kernel(values.to(self._dtype), bias, out_dtype)
+        kernels, first = [], 0
+        for part in parts:
+            end = first + part.num_outputs
+            wide = None if bias is None else bias[first:end].float()
+            kernels.append(GroupedKernel(ops().pack_grouped(part), wide, out_dtype, ops()))
+            first = end
+        return kernels[0] if len(kernels) == 1 else SideBySide(tuple(kernels))
+
+    def _joined(self, stored: Tensor, _: Sequence[int]) -> Tensor:
+        """Indices of all books in one number, the first book's lowest."""
+        bits = self._form.bits
+        indices = stored.int() & (2**bits - 1)
+        places = torch.arange(0, 16, bits, dtype=torch.int32)
+        joined: Tensor = (indices << places).sum(-1, dtype=torch.int32)
+        return joined
+
+    def _kept(self, book: Tensor, shape: Sequence[int]) -> Tensor:
+        """The number of a part's book, for each of its outputs."""
+        number = next(self._numbers)
+        self._books[number] = book.squeeze(2).half()
+        return torch.full(tuple(shape), number, dtype=torch.int32)
+
+    def _parts(self, weights: Mapping[str, StoredTensor]) -> list[CodebookWeight]:
+        codes = weights["codes"].on_device(weights["codes"].data)
+        scales = weights["scales"].on_device(weights["scales"].data)
+        numbers, counts = torch.unique_consecutive(
+            weights["codebooks"].data[:, 0], return_counts=True
+        )
+        parts, first = [], 0
+        for number, size in zip(numbers.tolist(), counts.tolist(), strict=True):
+            rows = slice(first, first + size)
+            low, high = (codes[rows] & 255).to(torch.uint8).T, (codes[rows] >> 8).to(torch.uint8).T
+            is_one = self._form.num_books == 1
+            parts.append(
+                CodebookWeight(
+                    codes=low[None].contiguous() if is_one else torch.stack((low, high)),
+                    high_codes=high[None].contiguous() if is_one else None,
+                    signs=None,
+                    odds=None,
+                    scales=scales[rows].T.contiguous(),
+                    books=weights["codebooks"].on_device(self._books.pop(number)),
+                    group_size=_VECTOR * codes.shape[1],
+                    num_outputs=size,
+                    num_inputs=_VECTOR * codes.shape[1],
+                )
+            )
+            first += size
+        return parts
