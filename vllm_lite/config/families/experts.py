@@ -287,6 +287,9 @@ ROWS = (
         own_defaults={"use_qk_norm": True},
         aliases=_NAMES,
         reads=f"{_BIASED} use_qk_norm max_window_layers",
+        fixed={"moe_layer_freq": 1},
+        # It has one way to choose, whatever its files call it.
+        harmless="scoring_func topk_method",
         windows="switched",
     ),
     row(

@@ -107,8 +107,8 @@ ROWS = (
         aliases={"hidden_activation": "hidden_act"},
         reads=f"{_OWN_INPUTS} rope_local_base_freq laurel_rank altup_active_idx altup_num_inputs "
         "altup_correct_scale activation_sparsity_pattern",
-        # Bounds coefficients in training.
-        harmless="altup_coef_clip",
+        # Of training, and a scale that its scores do not have.
+        harmless="altup_coef_clip altup_lr_multiplier query_pre_attn_scalar",
         windows="pattern",
     ),
     row(

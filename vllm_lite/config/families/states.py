@@ -213,6 +213,8 @@ ROWS = (
         "qwen3_next",
         gguf=("qwen35moe",),
         gguf_fields={**_DELTA_FIELDS, **_SHARED_FIELDS},
+        # Of no layer: all have experts.
+        own_defaults={"intermediate_size": 1},
         reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS}",
         harmless=f"{_QWEN3_5} mlp_only_layers",
         mixer="both",
