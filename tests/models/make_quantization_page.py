@@ -35,7 +35,7 @@ A checkpoint says how it is quantised (`quantization_config` in `config.json`, o
 error. A plain checkpoint is rounded as it is loaded if `--quantization` names a form in flight;
 `--quantization-config` says which layers: `linear`, `moe`, `ignore`, `targets`.
 
-Weights are kept in one of four forms, and multiplied in that form:
+Weights are kept in one of these forms, and multiplied in that form:
 
 {forms}
 
@@ -71,6 +71,12 @@ KEPT = (
     (
         "code tables",
         "4 bits that choose of 16 values, a scale for each block",
+        "looked up within the product",
+        "Triton, looked up within the product",
+    ),
+    (
+        "codebooks",
+        "indices of vectors of 8 inputs in books, a scale for each output",
         "looked up within the product",
         "Triton, looked up within the product",
     ),
@@ -193,6 +199,14 @@ ROWS = (
         "pickles; packings for one kind of GPU",
         _EXACT,
     ),
+    Row(
+        ("aqlm",),
+        ("aqlm",),
+        "sums of vectors of eight inputs: one book of 16 bits, or two of 8",
+        "codebooks",
+        "other books",
+        "tests/models/test_aqlm.py::test_aqlm_computes_what_its_books_say",
+    ),
     Row(("qqq",), ("qqq",), "W4A8 in Marlin's tiles", "integers in groups", "other bits", _EXACT),
     Row(
         (),
@@ -293,7 +307,7 @@ def readable(names: Iterable[str]) -> list[str]:
 
 
 def cases(row: Row) -> list[str]:
-    """What tests read of the row's methods, by the tests' own names."""
+    """Names of the tests' cases that read the row's methods."""
     found = [
         name
         for name, case in [*FORMATS.items(), *PACKED.items(), *CASES.items()]
@@ -331,7 +345,7 @@ def in_flight() -> dict[str, tuple[str, str]]:
 
 
 def refusal_of(load_format: str) -> str:
-    """Why a load format is refused; "" where it works."""
+    """The refusal of a load format; "" where it works."""
     try:
         LoadConfig(load_format=load_format)  # type: ignore[arg-type]
         option_of(LoadConfig, "load_format").check(load_format)
