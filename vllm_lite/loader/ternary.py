@@ -74,6 +74,11 @@ class TernaryTensor:
         stored = self.stored.read()
         if self.scale is None:
             worth = stored.float().abs().mean().clamp(min=_LEAST_SCALE)
+            if not worth.isfinite():
+                raise CheckpointError(
+                    f"{self.path}: the tensor {self.name!r} holds numbers that are not finite; "
+                    "fetch it again"
+                )
             return (stored.float() / worth).round().clamp(-1, 1).add(1).byte(), worth.item()
         numbers = self.scale.read().float().flatten().tolist()
         is_scale = len(numbers) == 1 and 0 < abs(numbers[0]) < math.inf
