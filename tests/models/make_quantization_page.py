@@ -50,7 +50,8 @@ which says nothing of a model that was never in 4 bits; grids that fall between 
 Q5_1's, lose more than they would there. Each weight takes its nearest value: what a tool finds from
 data (AWQ's scales, GPTQ's order, importance) is not there, and so small a model loses more than a
 large one. Groups are of 64 inputs, as 128 does not divide 576. Nor does 256: of K, IQ and TQ types
-are the down projections alone (1,536 inputs), in a GGUF file whose other layers are Q8_0.
+are the down projections alone (1,536 inputs), in a GGUF file whose other layers are Q8_0. Inputs of
+integers that GGUF's kernels multiply are rounded besides, as the first table says.
 """
 KEPT = (
     ("form", "what is kept", "on a CPU", "on a GPU"),
@@ -425,7 +426,7 @@ def _perplexity() -> Iterator[str]:
             (each["name"], each["inputs"] or "as they are", _number(each), _change(each))
             for each in found
         ]
-        yield _table(("form", "inputs", "perplexity", "of float32"), lines)
+        yield _table(("form", "inputs by the format", "perplexity", "of float32"), lines)
     files = [each for each in results if each["part"] == "GGUF"]
     if files:
         yield "### GGUF files as they are\n"
