@@ -30,9 +30,10 @@ HEAD = """# Models as tested
 Made by `make test-families`: each case of each architecture is a random tiny checkpoint with odd
 sizes. Compared are, in float32 with transformers' own module (or the plain one that the case
 names): logits within 1e-4, in one step and in chunks beside another sequence; greedy tokens in
-chunks of 16, preempted, in a batch of 35 and from a warm prefix cache, by blocks of 8 and of 32;
-a recorded step with the forward pass, bit for bit; and two and four ranks with one, for the first
-case of a family (a dash: its sizes cannot be divided, which it says when it starts).
+chunks of 16, preempted (but where states alone are kept, which never grow), in a batch of 35 and
+from a warm prefix cache, by blocks of 8 and of 32; a recorded step with the forward pass, bit for
+bit; and two and four ranks with one, for the first case of a family (a dash: its sizes cannot be
+divided, which it says when it starts).
 
 """
 
