@@ -154,7 +154,8 @@ static inline BitsVec look_up_words(const uint32_t* book, BitsVec indices) {
 static inline void look_up_pairs(const uint32_t* book, BitsVec indices, BitsVec (&words)[2]) {
 #if defined(__AVX512F__)
   const __m512i lanes = bit_cast<__m512i>(indices), none = {};
-  const __m512i low = _mm512_mask_i32gather_epi64(none, 0xff, _mm512_castsi512_si256(lanes), book, 8);
+  const __m512i low = _mm512_mask_i32gather_epi64(
+      none, 0xff, _mm512_maskz_extracti64x4_epi64(0xff, lanes, 0), book, 8);
   const __m512i high = _mm512_mask_i32gather_epi64(
       none, 0xff, _mm512_maskz_extracti64x4_epi64(0xff, lanes, 1), book, 8);
   const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
