@@ -186,6 +186,10 @@ class Results:
         self.figures.setdefault(work, {}).setdefault(engine, []).append(value)
         print(f"    {work}: {value:.4g}", flush=True)
 
+    def count(self, work: str, engine: str) -> int:
+        """Rounds that have a figure."""
+        return len(self.figures.get(work, {}).get(engine, []))
+
     def median(self, work: str, engine: str) -> float:
         """Over the rounds; 0 where there is none."""
         return statistics.median(self.figures.get(work, {}).get(engine) or [0.0])
@@ -391,13 +395,17 @@ def main() -> None:
                 print("the time is up; --resume goes on from here")
                 break
             print(f"round {turn}: {engine.id}, {way}", flush=True)
+            work = LOADED if way == "http" else OFFLINE
+            before = results.count(work, engine.id)
             if way == "http":
                 over_http(engine, model, texts.short, results)
             else:
                 results.limits.append(_limits())
                 vectors[engine.id] = offline(engine, model, texts, results)
                 _compare(engine.id, vectors, results)
-            results.done.append([turn, engine.id, way])
+            # What failed is tried again by --resume.
+            if results.count(work, engine.id) > before:
+                results.done.append([turn, engine.id, way])
             _write(args.output, results)
     print(table(results))
 
