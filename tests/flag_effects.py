@@ -111,9 +111,9 @@ EFFECTS = {
     "--dtype": _RESOLVE + "test_dtype",
     "--seed": "tests/unit/sample/test_sampler.py::"
     "test_requests_without_a_seed_differ_but_the_engines_seed_repeats_them",
-    "--hf-config-path": _HERE + "test_a_configuration_may_lie_elsewhere",
     "--config-format": "tests/models/test_mistral_layout.py::"
     "test_where_both_layouts_lie_together_the_options_choose",
+    "--hf-config-path": _HERE + "test_a_configuration_may_lie_elsewhere",
     "--revision": _FETCHED,
     "--tokenizer-revision": _FETCHED,
     "--max-model-len": _HERE + "test_a_context_is_as_long_as_said",

@@ -81,7 +81,7 @@ def _check(what: str, message: str, packed: Path) -> None:
 
 
 def common_mistakes(config: dict[str, Any], tensors: Tensors) -> Iterator[Mutant]:
-    """What people do to files, rather than chance."""
+    """Faults that people make to files, rather than chance."""
     settings = config["quantization_config"]
     for keys, values in ((BITS, (5,)), (GROUP_SIZES, (0, 160))):
         for value in values:

@@ -210,6 +210,9 @@ def test_the_time_of_every_call_counts(
 
         is_terminated = False
 
+        def forced_text(self) -> bytes:
+            return b""
+
         def fill(self, masks: Any, row: int) -> None:
             masks[row] = -1
             self._spend("must_end" if spent["accept"] else "fill")
@@ -236,7 +239,7 @@ class Panic(BaseException):
     """As Rust's panics arrive."""
 
 
-@pytest.mark.parametrize("call", ["matcher", "fill", "accept", "late fill"])
+@pytest.mark.parametrize("call", ["matcher", "fill", "accept", "late fill", "forced"])
 @pytest.mark.parametrize("error", [RuntimeError, Panic])
 def test_whatever_a_grammar_fails_with_ends_its_request_alone(
     llm: LLM, call: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
@@ -244,6 +247,10 @@ def test_whatever_a_grammar_fails_with_ends_its_request_alone(
     class Broken:
         is_terminated = False
         num_accepted = 0
+
+        def forced_text(self) -> bytes:
+            self._fail("forced")
+            return b""
 
         def fill(self, masks: Any, row: int) -> None:
             masks[row] = -1
@@ -334,3 +341,51 @@ def test_a_thinking_budget_needs_a_reasoning_parser(model: Path) -> None:
     with start(model, reasoning_parser="") as plain, pytest.raises(RequestError) as error:
         plain.generate("x", SamplingParams(thinking_token_budget=3), use_tqdm=False)
     assert error.value.param == "thinking_token_budget"
+
+
+KEYS = {
+    "type": "object",
+    "properties": {
+        "a_rather_long_name": {"enum": ["first of the constants", "second of the constants"]},
+        "another_quite_long_name": {"type": "boolean"},
+    },
+    "required": ["a_rather_long_name", "another_quite_long_name"],
+    "additionalProperties": False,
+}
+FORCED = [
+    constrained(json=KEYS, max_tokens=200, temperature=0),
+    constrained(1, json=KEYS, max_tokens=200, logprobs=1),
+    constrained(2, json=KEYS, max_tokens=40),
+    constrained(3, json=KEYS, max_tokens=200, frequency_penalty=0.3, min_tokens=150),
+    constrained(4, json=KEYS, max_tokens=200, stop=["long"], disable_any_whitespace=True),
+    constrained(5, regex="(abcdefgh|abcdexyz){9}", max_tokens=60),
+]
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": True},
+        {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80},
+        {"speculative_config": {"method": "suffix", "num_speculative_tokens": 5}},
+    ],
+    ids=["plain", "ahead", "tight", "suffix"],
+)
+def test_text_that_must_come_is_drafted_and_changes_nothing(
+    model: Path, backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(can_draft: bool, **more: Any) -> tuple[list[Any], Any]:
+        monkeypatch.setattr(constraints.VllmConfig, "has_states", not can_draft)
+        with start(model, structured_outputs_config={"backend": backend}, **more) as llm:
+            outputs = [llm.generate(["ab"] * 6, FORCED, use_tqdm=False) for _ in range(2)]
+            choices = [o.outputs[0] for some in outputs for o in some]
+            stats = llm.get_stats().spec_decoding
+        return [(c.token_ids, c.finish_reason, c.logprobs, c.stop_reason) for c in choices], stats
+
+    plain, nothing = told(False)
+    drafted, stats = told(True, **options)
+    assert drafted == plain
+    assert nothing is None
+    assert stats.num_accepted_tokens > 50

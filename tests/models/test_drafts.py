@@ -27,11 +27,14 @@ from vllm_lite.errors import NotInBuildError, UsageError
 from vllm_lite.metrics.stats import SpecDecodingStats
 from vllm_lite.sample.penalties import SeenTokens
 from vllm_lite.sampling_params import StructuredOutputsParams
-from vllm_lite.worker.drafter import NgramDrafter
+from vllm_lite.spec_decode.ngram import NgramDrafter
 from vllm_lite.worker.worker import Worker
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 DRAFTS["prompt_lookup_max"] = 3
+# As many as there are, whatever they cost.
+DRAFTS["num_speculative_tokens_per_batch_size"] = [[1, 64, 4]]
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
 # Greedy ones fall into loops, which drafts foresee; whatever depends on the tokens before is here.
 LOOPS = [
     SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1),
@@ -85,6 +88,18 @@ def test_drafts_change_no_output(
     assert stats.num_drafts < stats.num_draft_tokens <= 4 * stats.num_drafts
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("table", [None, [[1, 2, 3], [3, 64, 1]]], ids=["automatic", "table"])
+def test_suffix_drafts_change_no_output(
+    model: str, plain: list[Any], ahead: bool, table: list[list[int]] | None
+) -> None:
+    drafts = SUFFIX | ({} if table is None else {"num_speculative_tokens_per_batch_size": table})
+    outputs, stats = run(model, async_scheduling=ahead, speculative_config=drafts)
+    assert outputs == plain
+    # The second round repeats what the first one generated.
+    assert stats is not None and stats.num_accepted_tokens > 0
+
+
 @pytest.mark.parametrize("graphs", [EAGER, GRAPHS], ids=["eager", "graphs"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_device_takes_drafts_too(model: str, graphs: dict[str, Any], ahead: bool) -> None:
@@ -135,7 +150,7 @@ def test_drafts_follow_the_first_longest_match(
             found = tokens[places[0] + size :][:most]
             break
     drafter = NgramDrafter(shortest, longest)
-    assert drafter.propose(np.array(tokens, np.int32), most).tolist() == found
+    assert drafter.propose(np.array(tokens, np.int32), most, "").tolist() == found
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=8), min_size=1, max_size=4))
@@ -152,7 +167,11 @@ def test_penalties_forget_drafts_that_came_to_nothing(drafts: list[list[int]]) -
 @pytest.mark.parametrize(
     ("given", "words", "kind"),
     [
-        ({"method": "eagle", "num_speculative_tokens": 2}, r"method eagle .*use ngram", None),
+        (
+            {"method": "eagle", "num_speculative_tokens": 2},
+            r"method eagle .*use suffix or ngram",
+            None,
+        ),
         ({"model": "small"}, r"--speculative-config\.model small .*ngram", None),
         ({"method": "ngram"}, "num_speculative_tokens", UsageError),
         ({"num_speculative_tokens": 2}, "no method", UsageError),

@@ -171,7 +171,8 @@ speculative_model:str | --speculative-config.model
 num_speculative_tokens:int | --speculative-config.num_speculative_tokens
 ngram_prompt_lookup_max:int | --speculative-config.prompt_lookup_max
 ngram_prompt_lookup_min:int | --speculative-config.prompt_lookup_min
-speculative_disable_by_batch_size:int | --speculative-config.disable_by_batch_size
+speculative_disable_by_batch_size:int |
+  --speculative-config.num_speculative_tokens_per_batch_size
 speculative_max_model_len:int | --speculative-config.max_model_len
 speculative_model_quantization:str | --speculative-config.quantization
 speculative_draft_tensor_parallel_size/-spec-draft-tp:int |
@@ -283,6 +284,9 @@ _CONVERSIONS = {"embedding": "embed", "score": "classify"}
 _BECOMES: dict[str, Becomes] = {
     "task": _task,
     "speculative_model": _draft_model,
+    "speculative_disable_by_batch_size": lambda most: {
+        "speculative_config.num_speculative_tokens_per_batch_size": [[most + 1, 1 << 20, 0]]
+    },
     "cuda_graph_sizes": _graph_sizes,
     "disable_log_requests": lambda is_off: {"enable_log_requests": not is_off},
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vllm_lite.config.absent import rows
 from vllm_lite.config.option import JsonOption, Option, config, option
@@ -10,6 +10,7 @@ from vllm_lite.errors import UsageError
 
 # vLLM's length of an n-gram where none is given.
 _DEFAULT_LOOKUP = 5
+_MOST_DRAFTS = 64
 
 
 @config
@@ -27,18 +28,45 @@ class SpeculativeConfig:
 
     method: str | None = option(
         None,
-        "Draft method; ngram: the tokens that followed the last tokens where they occurred before.",
-        works=(None, "ngram"),
-        remedy="use ngram, or leave it out",
+        "Draft method. ngram (also ngram_gpu): the tokens that followed the last tokens where they "
+        "occurred before in the text; suffix: those that followed most often, also in what earlier "
+        "requests of the same key generated.",
+        works=(None, "ngram", "ngram_gpu", "suffix"),
+        remedy="use suffix or ngram, or leave it out",
         alone="spec_method",
         group="VllmConfig",
     )
     num_speculative_tokens: int | None = option(
         None,
-        "Number of tokens to draft.",
+        "Most tokens to draft for a request in a step; how many it is follows from what came true "
+        "and what a step costs.",
         ge=1,
+        le=_MOST_DRAFTS,
         alone="spec_tokens",
         group="VllmConfig",
+    )
+    num_speculative_tokens_per_batch_size: list[Any] | None = option(
+        None,
+        "Instead of that: [[fewest requests, most requests, tokens to draft], ...].",
+    )
+    disable_by_batch_size: int | None = option(
+        None,
+        "Nothing is drafted with more running requests than these.",
+        deprecated="--speculative-config.num_speculative_tokens_per_batch_size",
+        becomes=lambda value: {
+            "speculative_config.num_speculative_tokens_per_batch_size": [
+                [value + 1, 1 << 20, 0]
+            ]
+        },
+        ge=2,
+    )
+    rejection_sample_method: str = option(
+        "standard",
+        "A draft is kept if it equals the token that is sampled, so that text is that without "
+        "drafts; standard and block are the same.",
+        choices=("standard", "block", "synthetic"),
+        works=("standard", "block"),
+        remedy="use standard",
     )
     prompt_lookup_max: int | None = option(
         None,
@@ -50,18 +78,39 @@ class SpeculativeConfig:
         "Fewest last tokens to look for.",
         ge=1,
     )
+    suffix_decoding_max_tree_depth: int = option(
+        24, "suffix: most last tokens that are compared with earlier text.", ge=2, le=1024
+    )
+    suffix_decoding_max_cached_requests: int = option(
+        10_000,
+        "suffix: texts of earlier requests that are kept for each API key; 0 keeps none.",
+        ge=0,
+    )
+    suffix_decoding_max_spec_factor: float = option(
+        1.0, "suffix: drafts for each last token that occurred before.", gt=0
+    )
+    suffix_decoding_min_token_prob: float = option(
+        0.1, "suffix: least share of the places at which the drafts followed.", ge=0, le=1
+    )
 
     def __post_init__(self) -> None:
         given = (self.num_speculative_tokens, self.prompt_lookup_max, self.prompt_lookup_min)
         if self.method is None:
             if any(value is not None for value in given):
-                raise UsageError("--speculative-config has no method; set it to ngram")
+                raise UsageError("--speculative-config has no method; set it to suffix or ngram")
             return
         if self.num_speculative_tokens is None:
             raise UsageError(
                 "--speculative-config has no num_speculative_tokens; set it to the number of "
                 "tokens to draft, such as 4"
             )
+        for row in self.num_speculative_tokens_per_batch_size or ():
+            is_row = isinstance(row, list) and len(row) == 3
+            if not (is_row and all(type(n) is int and n >= 0 for n in row) and row[0] <= row[1]):
+                raise UsageError(
+                    "--speculative-config.num_speculative_tokens_per_batch_size has "
+                    f"{row!r}, which is not [fewest requests, most requests, tokens to draft]"
+                )
         low, high = self.lookup
         if low > high:
             raise UsageError(

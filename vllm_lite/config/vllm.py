@@ -112,10 +112,18 @@ class VllmConfig:
             _ = self.capture_sizes
         self.parallel.check(self.device)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep states, which only go forward."""
+        return self._mixer != "attention"
+
+    @property
+    def _mixer(self) -> str:
+        row = ARCHITECTURES.get(self.facts.architecture)
+        return "attention" if row is None else row.mixer
+
     def _check_states(self) -> None:
-        cache, row = self.cache, ARCHITECTURES.get(self.facts.architecture)
-        mixer = "attention" if row is None else row.mixer
-        has_states = mixer != "attention"
+        cache, mixer, has_states = self.cache, self._mixer, self.has_states
         if mixer == "state" and cache.kv_cache_dtype != "auto":
             raise UsageError(
                 f"--kv-cache-dtype {cache.kv_cache_dtype}: {self.facts.architecture} caches states "

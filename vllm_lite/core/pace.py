@@ -73,8 +73,11 @@ class StepPace:
         """Learn from the time that a step took."""
         if not self._is_on:
             return
-        prompts = step.num_prompt_tokens
-        self.learn(step.total_num_scheduled_tokens - prompts, prompts, seconds)
+        prompts, num_decoding = step.num_prompt_tokens, len(step.num_scheduled_tokens)
+        if prompts:
+            verified = step.num_verified.items()
+            num_decoding = sum(step.num_scheduled_tokens[name] == count for name, count in verified)
+        self.learn(num_decoding, prompts, seconds)
 
     def learn(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Take the time of a step into account."""

@@ -269,11 +269,21 @@ _POLICIES: dict[str, Callable[[], RequestQueue]] = {
 }
 
 
-def request_queue(policy: str, whole_tokens: int | None = None) -> RequestQueue:
+def request_queue(policy: str, whole_tokens: int = 0) -> RequestQueue:
     """The queue of a scheduling policy: `fcfs`, `priority` or `fair`.
 
     Where each prompt is computed in one step, `whole_tokens` are those of a step.
     """
-    if policy == "fcfs" and whole_tokens is not None:
+    if policy == "fcfs" and whole_tokens:
         return TurnQueue(whole_tokens)
     return _POLICIES[policy]()
+
+
+def choose_victim(running: list[Request], policy: str) -> tuple[Request, int]:
+    """The request to preempt, the last or least urgent, and its place."""
+    place = len(running) - 1
+    if policy == "priority":
+        place = max(
+            range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_time, i)
+        )
+    return running[place], place

@@ -6,6 +6,7 @@ Invariants: 0 <= num_computed_tokens <= num_tokens == len(token_ids); steps in f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -79,6 +80,8 @@ class Request:
     can_read_prefix_cache: bool = field(init=False)
     # Whether a step may be planned on tokens that are not sampled yet.
     can_run_ahead: bool = True
+    # What its constraint takes to follow the last token, for the next step.
+    drafts: Sequence[int] = ()
     # Generation stops once num_tokens reaches this; the scheduler lowers it to the context.
     max_total_tokens: int = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
@@ -161,8 +164,10 @@ class Request:
 
     def num_drafts(self, most: int) -> int:
         """The most drafts, up to `most`, that may follow the last known or expected token."""
-        if not (self.can_run_ahead and self.is_sampling):
+        if not self.is_sampling:
             return 0
+        if not self.can_run_ahead:
+            most = min(most, len(self.drafts))
         return min(most, self.max_total_tokens - self.num_tokens - self.num_expected_tokens - 1)
 
     def plan(self, num_tokens: int, num_verified: int) -> None:

@@ -15,11 +15,12 @@ from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from vllm_lite.core.block_events import BlockEvents
+from vllm_lite.core.drafting import Drafting
 from vllm_lite.core.kv_manager import KVCacheManager, Reserve
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.pace import StepPace
 from vllm_lite.core.prefill_limit import PrefillLimit, Verdict
-from vllm_lite.core.queue import request_queue
+from vllm_lite.core.queue import choose_victim, request_queue
 from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.step import (
     EngineCoreOutput,
@@ -30,9 +31,10 @@ from vllm_lite.core.step import (
 from vllm_lite.core.step_builder import StepBudget, StepBuilder
 from vllm_lite.core.stopping import append_tokens
 from vllm_lite.errors import RequestError
-from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
+from vllm_lite.metrics.stats import SchedulerStats
 
 if TYPE_CHECKING:
+    from vllm_lite.config.scheduler import SchedulerConfig
     from vllm_lite.config.vllm import VllmConfig
 
 
@@ -47,25 +49,18 @@ class Scheduler:
             plan,
             enable_caching=config.cache.enable_prefix_caching,
             max_step_tokens=config.scheduler.step_tokens,
-            reserve=Reserve(
-                watermark=config.scheduler.watermark,
-                whole_prompts=config.scheduler.scheduler_reserve_full_isl,
-            ),
+            reserve=_reserve(config.scheduler),
             events=events,
         )
         self.requests: dict[str, Request] = {}
         # In order of admission.
         self.running: list[Request] = []
         self._policy = config.scheduler.scheduling_policy
-        pooling = config.facts.pooling
-        is_whole = pooling is not None and not pooling.is_causal
-        self.waiting = request_queue(
-            self._policy, config.scheduler.step_tokens if is_whole else None
-        )
+        is_whole = config.facts.pooling is not None and not config.facts.pooling.is_causal
+        self.waiting = request_queue(self._policy, config.scheduler.step_tokens * is_whole)
         self._prefill_limit = PrefillLimit(config)
         self.pace = StepPace(config.scheduler)
-        self._max_drafts = config.speculative.num_drafts
-        self._drafted = SpecDecodingStats() if self._max_drafts else None
+        self._drafting = Drafting(config.speculative)
         # Requests that left since the last step; the next one tells the workers.
         self._departed: list[str] = []
         # The requests of each step in flight, the oldest first.
@@ -118,6 +113,7 @@ class Scheduler:
         departed, self._departed = self._departed, []
         planned = step.build(departed)
         requests = [self.requests[request_id] for request_id in planned.num_scheduled_tokens]
+        self._drafting.hand_over(requests, planned)
         planned.states = self.kv_manager.plan_states(requests, planned.num_scheduled_tokens)
         for request, count, verified in zip(requests, *_counts(planned), strict=True):
             request.plan(count, verified)
@@ -162,6 +158,11 @@ class Scheduler:
         self._departed += [request_id for request_id in gone if request_id not in back]
         return outputs
 
+    def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
+        """Learn from the time that an answered step took."""
+        self.pace.observe(step, seconds)
+        self._drafting.learn(step, output, seconds)
+
     def has_requests(self) -> bool:
         """Whether a step is due: for requests, or to tell the workers of departures."""
         return bool(self.requests or self._departed)
@@ -183,7 +184,7 @@ class Scheduler:
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
             num_total_blocks=pool.num_total,
-            spec_decoding=deepcopy(self._drafted),
+            spec_decoding=deepcopy(self._drafting.stats),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -192,7 +193,7 @@ class Scheduler:
 
     def _continue_running(self, step: StepBuilder) -> None:
         chunk_limit = self._prefill_limit.chunk_limit
-        allocate = self.kv_manager.try_allocate_slots
+        allocate, count_drafts = self.kv_manager.try_allocate_slots, self._drafting.count
         budget, index = step.budget, 0
         # A preemption shortens the list, possibly before `index`.
         while index < len(self.running) and budget.tokens > 0:
@@ -204,15 +205,15 @@ class Scheduler:
             if num_new > 1:
                 num_new = min(num_new, budget.tokens, budget.prompts, chunk_limit)
             num_verified = int(num_new == missing)
-            if self._max_drafts and missing == 1:
-                num_new += request.num_drafts(min(self._max_drafts, budget.tokens - 1))
-                num_verified = num_new
+            if missing == 1:
+                most = budget.tokens - 1
+                num_verified = num_new = 1 + count_drafts(request, most, len(self.running))
             blocks = allocate(request, num_new)
             if blocks is None and self._unanswered:
                 self._is_short = True
                 return
             while blocks is None:
-                victim, place = _choose_victim(self.running, self._policy)
+                victim, place = choose_victim(self.running, self._policy)
                 del self.running[place]
                 index -= place < index
                 self._preempt(victim, step)
@@ -291,8 +292,7 @@ class Scheduler:
         result.new_prompt_logprobs = prompt_logprobs
         if output.logprobs and request_id in output.logprobs:
             result.new_logprobs = output.logprobs[request_id][: len(new_token_ids)]
-        if self._drafted is not None and request_id in output.num_draft_tokens:
-            self._drafted.observe(output.num_draft_tokens[request_id], len(sampled) - 1)
+        self._drafting.observe(request, output, len(sampled))
         block_size = self.kv_manager.block_size
         if request.num_computed_tokens // block_size != before // block_size:
             self.kv_manager.publish_computed(request)
@@ -331,6 +331,7 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self._departed.append(request.request_id)
         self.kv_manager.free(request)
+        self._drafting.forget(request)
         request.status = status
         del self.requests[request.request_id]
 
@@ -338,14 +339,8 @@ class Scheduler:
         self.running = [r for r in self.running if r.status is RequestStatus.RUNNING]
 
 
-def _choose_victim(running: list[Request], policy: str) -> tuple[Request, int]:
-    """The request to preempt, the last or least urgent, and its place."""
-    place = len(running) - 1
-    if policy == "priority":
-        place = max(
-            range(len(running)), key=lambda i: (running[i].priority, running[i].arrival_time, i)
-        )
-    return running[place], place
+def _reserve(config: SchedulerConfig) -> Reserve:
+    return Reserve(watermark=config.watermark, whole_prompts=config.scheduler_reserve_full_isl)
 
 
 def _counts(step: SchedulerOutput) -> tuple[Iterable[int], Iterable[int]]:

@@ -101,6 +101,8 @@ class NewRequestData:
     # A block table for each group of layers.
     block_ids: list[list[int]]
     num_computed_tokens: int
+    # Whose earlier texts its drafts may come from.
+    scope: str = ""
     # Tokens already generated: non-empty only when a preempted request comes back.
     output_token_ids: list[int] = field(default_factory=list)
     # Banned with the stop token ids by min_tokens.
@@ -118,7 +120,10 @@ class StateSlots(NamedTuple):
 
 @dataclass(slots=True)
 class TokenMasks:
-    """Allowed tokens of the constrained requests of a step; row i is that of `request_ids[i]`."""
+    """Allowed tokens of the constrained requests of a step; row i is that of `request_ids[i]`.
+
+    A request with drafts has a row after each of its verified tokens, one after the other.
+    """
 
     request_ids: list[str]
     # [R, ceil(vocabulary / 32)] int32: a bit a token, the least significant first, 1 for allowed.
@@ -151,6 +156,8 @@ class SchedulerOutput:
     preempted_request_ids: list[str]
     # For each request of the step, where the model has state-space layers.
     states: dict[str, StateSlots] = field(default_factory=dict)
+    # Drafts that the core itself has, of requests with constraints.
+    drafts: dict[str, list[int]] = field(default_factory=dict)
     # Set after scheduling.
     token_masks: TokenMasks | None = None
 

@@ -81,6 +81,7 @@ class StepBuilder:
                 num_computed_tokens=request.num_computed_tokens,
                 output_token_ids=request.output_token_ids,
                 eos_token_ids=tuple(request.eos_token_ids),
+                scope=f"{request.tenant} {request.cache_salt or ''}",
             )
         )
         self._schedule(request, num_tokens, num_verified)

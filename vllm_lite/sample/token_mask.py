@@ -29,3 +29,19 @@ class TokenMask:
     def apply(self, logits: Tensor) -> None:
         """Ban in `logits` [R, V] in place."""
         ops().apply_token_mask(logits, self._rows, self._bits)
+
+
+def masked_rows(sampling_ids: Sequence[str], masked_ids: Sequence[str]) -> list[int]:
+    """The row of each mask, given the request of each row [S] and of each mask [M].
+
+    Of a request's masks the first belongs to its first row, and so on.
+    """
+    row_of: dict[str, int] = {}
+    for row, request_id in enumerate(sampling_ids):
+        row_of.setdefault(request_id, row)
+    rows: list[int] = []
+    last = None
+    for request_id in masked_ids:
+        rows.append(rows[-1] + 1 if request_id == last else row_of[request_id])
+        last = request_id
+    return rows

@@ -25,6 +25,7 @@ from vllm_lite.structured_output.compiler import (
     Compiled,
     GrammarEngines,
     Job,
+    Tokenize,
     backend_of,
 )
 from vllm_lite.structured_output.grammar import (
@@ -44,6 +45,7 @@ NUM_PROCESSES = 2
 MAX_WAIT_SECONDS = 120.0
 # To read the tokenizer; and for its first job, which loads an engine.
 MAX_START_SECONDS = 240.0
+_IDS = msgspec.msgpack.Decoder(list[int])
 _FACTS = msgspec.msgpack.Decoder(TokenizerFacts)
 _ANSWERS: msgspec.msgpack.Decoder[Compiled | Refusal] = msgspec.msgpack.Decoder(Compiled | Refusal)
 COMMAND = [sys.executable, "-P", "-m", "vllm_lite.structured_output.compile_process"]
@@ -75,6 +77,10 @@ class _Process:
         """The answer; None where the process was lost over it."""
         is_first, self._is_loaded = not self._is_loaded, True
         return self._call(job, _ANSWERS, MAX_START_SECONDS if is_first else MAX_WAIT_SECONDS)
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """The token ids of `text`; None where the process was lost over it."""
+        return self._call(Tokenize(text), _IDS, MAX_WAIT_SECONDS)
 
     def exit_code(self) -> int:
         """Wait for its end; negative for a signal."""
@@ -124,6 +130,10 @@ class CompilePool:
     def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar | Refusal]:
         return self._executor.submit(self._compile, params)
 
+    def tokenize(self, text: str) -> Future[list[int]]:
+        """The token ids of `text`, without special tokens; none where that failed."""
+        return self._executor.submit(self._tokenize, text)
+
     def read_facts(self) -> Future[TokenizerFacts]:
         """Learn what a compile process knows of the tokenizer, where nothing is compiled."""
         return self._executor.submit(self._read_facts)
@@ -149,6 +159,15 @@ class CompilePool:
         if self._facts is None:
             self._give_back(self._take())
         return self.facts
+
+    def _tokenize(self, text: str) -> list[int]:
+        process = self._take()
+        ids = process.tokenize(text)
+        if ids is None:
+            self._bury(process)
+            return []
+        self._give_back(process)
+        return ids
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar | Refusal:
         process = self._take()

@@ -23,10 +23,11 @@ from vllm_lite.structured_output.compiler import (
     Compiled,
     GrammarEngines,
     Job,
+    Tokenize,
     backend_of,
 )
 from vllm_lite.structured_output.grammar import ReasoningTokens, Refusal, TokenizerFacts, Vocabulary
-from vllm_lite.tokenizer.tokenizer import load_tokenizer
+from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 # Beyond what the process holds before its first job.
 MAX_COMPILE_BYTES = 1 << 30
@@ -34,9 +35,8 @@ MAX_COMPILE_BYTES = 1 << 30
 _NICENESS = 5
 
 
-def read_tokenizer(config: VllmConfig) -> TokenizerFacts:
+def read_tokenizer(config: VllmConfig, tokenizer: Tokenizer) -> TokenizerFacts:
     """Every token's bytes, as wide as the model's logits, and what ends and marks its text."""
-    tokenizer = load_tokenizer(config)
     size = config.facts.vocab_size
     eos = set(config.facts.eos_token_ids)
     if tokenizer.eos_token_id is not None:
@@ -81,7 +81,8 @@ def main(arguments: list[str]) -> int:
 
 def _serve(pool: Connection) -> None:
     config = msgspec.msgpack.decode(pool.recv_bytes(), type=VllmConfig)
-    facts = read_tokenizer(config)
+    tokenizer = load_tokenizer(config)
+    facts = read_tokenizer(config, tokenizer)
     pool.send_bytes(msgspec.msgpack.encode(facts))
     engines = GrammarEngines(facts.vocabulary, backend_of(config))
     engines.load()
@@ -91,7 +92,11 @@ def _serve(pool: Connection) -> None:
     os.dup2(silence, 2)
     limit_memory(MAX_COMPILE_BYTES)
     while True:
-        job = msgspec.msgpack.decode(pool.recv_bytes(), type=Job)
+        job = msgspec.msgpack.decode(pool.recv_bytes(), type=Job | Tokenize)
+        if isinstance(job, Tokenize):
+            ids = tokenizer.encode(job.text, add_special_tokens=False)
+            pool.send_bytes(msgspec.msgpack.encode(ids))
+            continue
         signal.setitimer(signal.ITIMER_PROF, MAX_COMPILE_SECONDS)
         answer = compile_one(engines, job)
         signal.setitimer(signal.ITIMER_PROF, 0)

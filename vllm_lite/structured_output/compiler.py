@@ -39,7 +39,13 @@ NUM_TRIAL_TOKENS = 48
 MAX_TRIAL_SECONDS = 0.25
 
 
-class Job(msgspec.Struct):
+class Tokenize(msgspec.Struct, tag=True):
+    """Tokenize a text as the model's tokenizer does, without special tokens."""
+
+    text: str
+
+
+class Job(msgspec.Struct, tag=True):
     """Compile a canonical constraint."""
 
     params: StructuredOutputsParams

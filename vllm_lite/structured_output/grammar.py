@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import numpy.typing as npt
 
@@ -89,6 +91,15 @@ class Matcher(Protocol):
 
     def accept_bytes(self, data: bytes) -> bool:
         """Go on by text that is a part of a token."""
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of `token_ids` may come next, one after the other; changes nothing."""
+
+    def rollback(self, num_tokens: int) -> None:
+        """Go back by tokens that were accepted."""
+
+    def forced_text(self) -> bytes:
+        """Text that must come next, as far as the grammar leaves no choice; b"" where it does."""
 
     @property
     def is_terminated(self) -> bool:

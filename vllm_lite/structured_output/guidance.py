@@ -20,6 +20,8 @@ from vllm_lite.structured_output.tag_lark import TagGrammar
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vllm_lite.structured_output.grammar import CompiledGrammar, Masks
     from vllm_lite.structured_output.schema import Schema
 
@@ -155,6 +157,16 @@ class _Matcher:
             self.is_terminated = bool(self._matcher.is_accepting())
             return self.is_terminated
         return bool(self._matcher.consume_token(token_id))
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return int(self._matcher.validate_tokens(list(token_ids)))
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+        self.is_terminated = False
+
+    def forced_text(self) -> bytes:
+        return bytes(self._matcher.compute_ff_bytes())
 
     def accept_bytes(self, data: bytes) -> bool:
         # It takes tokens only: a vocabulary without this byte cannot continue.

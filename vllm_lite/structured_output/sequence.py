@@ -241,6 +241,41 @@ class ConstrainedSequence:
         if not is_accepted:
             raise MatcherError("a token broke the request's constraint")
 
+    def forced_text(self) -> bytes:
+        """Text that must come next by the grammar alone; b"" where there is a choice.
+
+        Raises MatcherError.
+        """
+        matcher, reasoning = self._matcher, self._reasoning
+        if matcher is None or (reasoning and reasoning.phase is not Phase.PAST):
+            return b""
+        return self._timed(matcher.forced_text)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of `token_ids` may come next, one after the other, by the grammar alone.
+
+        Raises MatcherError.
+        """
+        matcher, reasoning = self._matcher, self._reasoning
+        if matcher is None or (reasoning and reasoning.phase is not Phase.PAST):
+            return 0
+        return self._timed(lambda: matcher.num_allowed(token_ids))
+
+    def fill_ahead(self, masks: Masks, row: int, drafts: Sequence[int]) -> None:
+        """Write to `masks[row]` what may come next, and what after each of `drafts` to the next.
+
+        `drafts` are allowed ones (num_allowed). Raises MatcherError.
+        """
+        matcher = self._matcher
+        if matcher is None:
+            raise RuntimeError("a sequence without a grammar has no drafts")
+        self._fill_by_grammar(masks, row)
+        for number, token_id in enumerate(drafts, 1):
+            matcher.accept(token_id)
+            self._fill_by_grammar(masks, row + number)
+        if drafts:
+            self._timed(lambda: matcher.rollback(len(drafts)))
+
     def must_end(self, masks: Masks, row: int) -> bool:
         """Whether nothing but the end of the sequence may come next; overwrites `masks[row]`.
 
@@ -317,6 +352,14 @@ class BudgetedSequence(ConstrainedSequence):
     def __init__(self, vocabulary: Vocabulary, matcher: Matcher, reasoning: Reasoning) -> None:
         super().__init__(vocabulary, matcher, None)
         self._budgeted = reasoning
+
+    def forced_text(self) -> bytes:
+        """Nothing: a budget may end the reasoning at any token."""
+        return b""
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """None, for the same reason."""
+        return 0
 
     def fill(self, masks: Masks, row: int) -> bool:
         super().fill(masks, row)

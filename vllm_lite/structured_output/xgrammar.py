@@ -19,6 +19,8 @@ from vllm_lite.structured_output.grammar import (
 from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vllm_lite.structured_output.grammar import CompiledGrammar, Masks
     from vllm_lite.structured_output.schema import Schema
 
@@ -136,6 +138,26 @@ class _Matcher:
 
     def accept(self, token_id: int) -> bool:
         return bool(self._matcher.accept_token(token_id))
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        number = 0
+        for token_id in token_ids:
+            if not self._matcher.accept_token(token_id):
+                break
+            number += 1
+        if number:
+            self._matcher.rollback(number)
+        return number
+
+    def rollback(self, num_tokens: int) -> None:
+        self._matcher.rollback(num_tokens)
+
+    def forced_text(self) -> bytes:
+        try:
+            return bytes(self._matcher.find_jump_forward_string().encode())
+        except UnicodeDecodeError:
+            # Inside a character.
+            return b""
 
     def accept_bytes(self, data: bytes) -> bool:
         return bool(self._matcher.accept_string(data))

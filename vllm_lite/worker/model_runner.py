@@ -24,9 +24,9 @@ from vllm_lite.models.interfaces import CausalLM, PoolingModel
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
-from vllm_lite.sample.token_mask import TokenMask
+from vllm_lite.sample.token_mask import TokenMask, masked_rows
+from vllm_lite.spec_decode.drafter import make_drafter
 from vllm_lite.worker.batch import Forward, StepInputs
-from vllm_lite.worker.drafter import make_drafter
 from vllm_lite.worker.pooling import Pooler
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import Int64s, RequestStates, StepPlan
@@ -89,6 +89,10 @@ class ModelRunner:
         return answer
 
     def _update_requests(self, step: SchedulerOutput) -> None:
+        if self._drafter is not None and step.finished_request_ids:
+            self._read_all()
+            for request_id in step.finished_request_ids:
+                self._drafter.remember(*self._requests.output_of(request_id))
         for request_id in step.dropped_request_ids:
             slot = self._requests.remove(request_id)
             if slot is not None:
@@ -102,7 +106,7 @@ class ModelRunner:
         self._requests.append_blocks(step.new_block_ids)
 
     def _plan(self, step: SchedulerOutput) -> StepPlan:
-        if self._drafter is None:
+        if self._drafter is None and not step.drafts:
             return self._requests.plan(step)
         # Drafts depend on the tokens, and each request's progress on the drafts.
         self._read_all()
@@ -127,8 +131,7 @@ class ModelRunner:
             self._read_all()
         mask = None
         if masks is not None:
-            row_of = {request_id: row for row, request_id in enumerate(plan.sampling_ids)}
-            rows = [row_of[request_id] for request_id in masks.request_ids]
+            rows = masked_rows(plan.sampling_ids, masks.request_ids)
             mask = TokenMask(rows, masks.bits, self._device)
         logits = self._model.compute_logits(hidden)
         return self._sampler.choose(logits, batch, plan.sampled_positions, mask)

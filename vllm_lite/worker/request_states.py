@@ -5,6 +5,7 @@ A reused slot is reset whole; a preempted request is forgotten and comes back as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,8 +16,8 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.states import TokenTable
+from vllm_lite.spec_decode.drafter import Drafter
 from vllm_lite.worker.block_table import BlockTables
-from vllm_lite.worker.drafter import Drafter
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -97,6 +98,8 @@ class RequestStates:
         self.tenancies = np.zeros(num_slots, np.int64)
         self.tables = tables
         self.has_states = has_states
+        # slot -> whose earlier texts its drafts may come from.
+        self.scopes: dict[int, str] = {}
         # slot -> candidates a prompt position, for the requests that want prompt logprobs.
         self.prompt_logprobs: dict[int, int] = {}
         # slot -> what is wanted and gathered so far, for the requests that pool.
@@ -119,11 +122,15 @@ class RequestStates:
         counts = np.fromiter(step.num_scheduled_tokens.values(), np.int64, len(slots))
         verified = np.fromiter(step.num_verified.values(), np.int64, len(slots))
         starts = self.num_computed_tokens[slots]
-        if drafter is not None:
+        if drafter is not None or step.drafts:
             known = starts + counts - np.maximum(verified - 1, 0)
             for row in (verified > 1).nonzero()[0].tolist():
-                tokens, end = self.tokens.token_ids[slots[row]], int(known[row])
-                drafts = drafter.propose(tokens[:end], int(verified[row]) - 1)
+                slot, end = int(slots[row]), int(known[row])
+                tokens = self.tokens.token_ids[slot]
+                drafts: Sequence[int] | Int32s = step.drafts.get(request_ids[row], ())
+                if drafter is not None and not drafts:
+                    most = int(verified[row]) - 1
+                    drafts = drafter.propose(tokens[:end], most, self.scopes[slot])
                 tokens[end : end + len(drafts)] = drafts
                 verified[row] = 1 + len(drafts)
             counts = known - starts + np.maximum(verified - 1, 0)
@@ -161,6 +168,7 @@ class RequestStates:
         self.tokens.num_prompt_tokens[slot] = len(prompt)
         self.num_computed_tokens[slot] = request.num_computed_tokens
         self.tables.set_row(slot, request.block_ids)
+        self.scopes[slot] = request.scope
         task = request.task
         if isinstance(task, PoolingParams):
             self.pooling[slot] = PoolingProgress(task)
@@ -177,12 +185,21 @@ class RequestStates:
             slot = self._slots[request_id]
             self.tables.append_row(slot, block_ids, int(self.num_computed_tokens[slot]))
 
+    def output_of(self, request_id: str) -> tuple[Int32s, str]:
+        """A request's output tokens [L] and its scope; none where it is unknown."""
+        slot = self._slots.get(request_id)
+        if slot is None:
+            return np.empty(0, np.int32), ""
+        start, end = self.tokens.num_prompt_tokens[slot], self.num_computed_tokens[slot] + 1
+        return self.tokens.token_ids[slot, start:end], self.scopes[slot]
+
     def remove(self, request_id: str) -> int | None:
         """Free a request's slot and return it; None for an unknown request."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self.prompt_logprobs.pop(slot, None)
             self.pooling.pop(slot, None)
+            del self.scopes[slot]
             self._free.append(slot)
         return slot
 

@@ -51,6 +51,7 @@ CONFIGS = st.fixed_dictionaries(
         "long_prefill_token_threshold": st.sampled_from([0, 0, 0, 1, 8, 20]),
         "max_num_partial_prefills": st.sampled_from([1, 1, 2, 3]),
         "num_speculative_tokens": st.sampled_from([None, None, 1, 3, 12]),
+        "num_speculative_tokens_per_batch_size": st.sampled_from([None, [[1, 99, 12]]]),
     }
 )
 # Few beginnings, so that prefixes are shared; blocks of one content after different ones, too.
@@ -107,6 +108,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if states is not None:  # no draft can be taken back
             options["num_speculative_tokens"] = None
         options["method"] = "ngram" if options["num_speculative_tokens"] else None
+        if options["method"] is None:
+            del options["num_speculative_tokens_per_batch_size"]
         # The smallest cache that is allowed, and a little more.
         least = plan_kv_cache(core_config(**options | {"max_num_seqs": 1}), spec, 1 << 40)
         blocks = {"num_gpu_blocks_override": least.num_blocks + spare} if windows else {}
@@ -309,6 +312,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.answer(leave)
 
     def plan(self) -> SchedulerOutput:
+        for r in self.scheduler.requests.values():
+            # A constraint has drafts of its own.
+            if not (r.can_run_ahead or self.has_state):
+                r.drafts = (0,) * (len(r.token_ids) % 4)
         step = self.scheduler.schedule()
         note(f"step {step.num_scheduled_tokens} preempted {step.preempted_request_ids}")
         limit = self.scheduler.config.scheduler.max_num_batched_tokens
@@ -332,9 +339,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.finish(leave)
             planned = [self.scheduler.requests.get(i) for i in step.num_scheduled_tokens]
             outputs = self.scheduler.update_from_output(step, result)
-            self.scheduler.pace.observe(
-                step, sum(map(self.seconds, step.num_scheduled_tokens.values()))
-            )
+            seconds = sum(map(self.seconds, step.num_scheduled_tokens.values()))
+            self.scheduler.learn(step, result, seconds)
             for r in planned:
                 if r is not None:
                     self.computed.update(r.block_hashes[: r.num_computed_tokens // SIZE])

@@ -7,7 +7,7 @@ Without a constrained request it starts nothing and costs one look at a dict.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +19,12 @@ import numpy.typing as npt
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
+from vllm_lite.engine.core.forced import ForcedTokens
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
 from vllm_lite.parsers.registry import bind_parsers, prompt_ends_in_reasoning
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.spec_decode.drafter import make_drafter
 from vllm_lite.structured_output.canonical import name_of
 from vllm_lite.structured_output.compile_pool import CompilePool
 from vllm_lite.structured_output.grammar import (
@@ -153,6 +155,10 @@ class Constraints:
         # Mask rows, in turn: a step may still read its own when the next one is planned.
         self._spare = self._masks = np.zeros((0, 0), np.int32)
         self._has_pool = False
+        # States of layers go forward only: no draft can be taken back.
+        self._can_draft = not config.has_states
+        self._forced = ForcedTokens(lambda text: self._pool.tokenize(text))
+        self._drafter = make_drafter(config.speculative)
 
     @property
     def num_waiting(self) -> int:
@@ -233,21 +239,45 @@ class Constraints:
         """Sequences that wait for their grammar."""
         return [held.request for held in self._waiting.values()]
 
+    def propose(self, requests: Mapping[str, Request]) -> None:
+        """Give constrained requests the drafts of the next step."""
+        if not self._can_draft:
+            return
+        for request_id, sequence in self._sequences.items():
+            request = requests.get(request_id)
+            if request is None or request_id in self._bans:
+                continue
+            try:
+                request.drafts = self._drafts(request, sequence)
+            except MatcherError as error:
+                request.drafts, self._broken[request_id] = (), str(error)
+
+    def _drafts(self, request: Request, sequence: ConstrainedSequence) -> Sequence[int]:
+        forced = self._forced.propose(request, sequence, self._pool.facts.vocabulary)
+        if forced or self._drafter is None:
+            return forced
+        known = np.array(request.token_ids, np.int32)
+        most = self._config.speculative.num_drafts
+        drafts: list[int] = self._drafter.propose(known, most, "").tolist()
+        return drafts[: sequence.num_allowed(drafts)]
+
     def masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> TokenMasks | None:
         """The token masks of sequences that sample in `step`; None where none is constrained."""
         if not self._sequences:
             return None
         sampling = [
-            request_id
+            (request_id, count)
             for request_id, count in step.num_verified.items()
             if count and request_id in self._sequences
         ]
-        masks = self._rows(len(sampling))
+        masks = self._rows(sum(count for _, count in sampling))
         masked: list[str] = []
-        for request_id in sampling:
-            row = len(masked)
+        for request_id, count in sampling:
+            row, sequence = len(masked), self._sequences[request_id]
             try:
-                if not self._sequences[request_id].fill(masks, row):
+                if count > 1:
+                    sequence.fill_ahead(masks, row, step.drafts[request_id])
+                elif not sequence.fill(masks, row):
                     continue
             except MatcherError as error:
                 self._broken[request_id] = str(error)
@@ -257,7 +287,7 @@ class Constraints:
             if conflict:
                 self._broken[request_id] = conflict
             else:
-                masked.append(request_id)
+                masked += [request_id] * count
         return TokenMasks(masked, masks[: len(masked)]) if masked else None
 
     def advance(
@@ -338,6 +368,7 @@ class Constraints:
         return None
 
     def _forget(self, request_id: str) -> None:
+        self._forced.forget(request_id)
         for kept in (self._sequences, self._bans, self._broken):
             kept.pop(request_id, None)
 

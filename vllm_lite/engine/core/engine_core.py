@@ -287,6 +287,7 @@ class EngineCore:
 
     def _submit(self) -> None:
         """Plan a step and submit it to the executor."""
+        self.constraints.propose(self._scheduler.requests)
         planned = self._scheduler.schedule()
         self._check_progress(planned)
         planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
@@ -322,9 +323,8 @@ class EngineCore:
             if planned.total_num_scheduled_tokens:
                 self._failed_steps = 0
             outputs = self._scheduler.update_from_output(planned, result)
-            now = time.monotonic()
-            self._scheduler.pace.observe(planned, now - max(submitted.started, self._answered))
-            self._answered = now
+            began, self._answered = max(submitted.started, self._answered), time.monotonic()
+            self._scheduler.learn(planned, result, self._answered - began)
         self._step_log.count(planned, submitted.started)
         for request_id, status in self.constraints.advance(outputs, self._scheduler.requests):
             self._scheduler.finish_requests(request_id, status)

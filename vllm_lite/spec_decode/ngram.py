@@ -1,25 +1,11 @@
-"""Drafts: guesses at a request's next tokens, which the model verifies in one step.
-
-Drafts change how many tokens a step yields, never which: a draft is accepted where the request
-samples that very token.
-"""
+"""Drafts from a request's own text: what followed its last tokens where they occurred before."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
+import numpy.typing as npt
 
-from vllm_lite.config.speculative import SpeculativeConfig
-from vllm_lite.sample.bias import Int32s
-
-
-class Drafter(Protocol):
-    """Guesses tokens."""
-
-    def propose(self, token_ids: Int32s, most: int) -> Int32s:
-        """Up to `most` tokens that may follow a request's `token_ids` [L]."""
-        ...
+Int32s = npt.NDArray[np.int32]
 
 
 class NgramDrafter:
@@ -33,7 +19,7 @@ class NgramDrafter:
         """Numbers of last tokens to look for."""
         self._shortest, self._longest = shortest, longest
 
-    def propose(self, token_ids: Int32s, most: int) -> Int32s:
+    def propose(self, token_ids: Int32s, most: int, scope: str) -> Int32s:
         """Up to `most` tokens that may follow a request's `token_ids` [L]."""
         text, width, length = token_ids.tobytes(), token_ids.itemsize, len(token_ids)
         for size in range(min(self._longest, length - 1), self._shortest - 1, -1):
@@ -47,7 +33,5 @@ class NgramDrafter:
                 return token_ids[after : after + most]
         return np.empty(0, np.int32)
 
-
-def make_drafter(config: SpeculativeConfig) -> Drafter | None:
-    """The drafter of `config`; None without speculative decoding."""
-    return NgramDrafter(*config.lookup) if config.num_drafts else None
+    def remember(self, token_ids: Int32s, scope: str) -> None:
+        """Do nothing: a request's own text is all that is looked at."""

@@ -1,0 +1,58 @@
+"""The drafts of a scheduler's requests: how many each may have, and what came of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm_lite.core.request import Request
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.metrics.stats import SpecDecodingStats
+from vllm_lite.spec_decode.draft_length import make_lengths
+
+if TYPE_CHECKING:
+    from vllm_lite.config.speculative import SpeculativeConfig
+
+
+class Drafting:
+    """Numbers of drafts, from the workers' drafter and from constraints."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._most = config.num_drafts
+        self._lengths = make_lengths(config)
+        # Totals; None before anything was drafted without the option.
+        self.stats = SpecDecodingStats() if self._most else None
+
+    def count(self, request: Request, most: int, num_running: int) -> int:
+        """How many drafts, up to `most`, a request that awaits its next token gets in a step."""
+        most = min(most, len(request.drafts) or self._most)
+        if most <= 0:
+            return 0
+        most = request.num_drafts(most)
+        self._lengths.begin_step(num_running)
+        return self._lengths.choose(request.request_id, request.num_output_tokens, most)
+
+    def hand_over(self, requests: list[Request], step: SchedulerOutput) -> None:
+        """Enter the drafts that constraints gave to `requests` in their step."""
+        for request in requests:
+            if request.drafts and (count := step.num_verified[request.request_id] - 1) > 0:
+                step.drafts[request.request_id] = list(request.drafts[:count])
+
+    def observe(self, request: Request, output: ModelRunnerOutput, num_sampled: int) -> None:
+        """Learn what came of a request's drafts in a step that sampled so many tokens for it."""
+        num_drafts = output.num_draft_tokens.get(request.request_id)
+        if not num_drafts:
+            return
+        accepted = num_sampled - 1
+        self._lengths.observe(request.request_id, request.num_output_tokens, num_drafts, accepted)
+        self.stats = self.stats or SpecDecodingStats()
+        self.stats.observe(num_drafts, accepted)
+
+    def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
+        """Learn from the time that a step took."""
+        if not step.num_prompt_tokens:
+            num_drafts = sum(output.num_draft_tokens.values())
+            self._lengths.learn(len(step.num_scheduled_tokens), num_drafts, seconds)
+
+    def forget(self, request: Request) -> None:
+        """Drop what is known of a request that ended."""
+        self._lengths.forget(request.request_id)
