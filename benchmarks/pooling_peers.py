@@ -346,7 +346,7 @@ def is_hopeless(engine: Engine, results: Results) -> bool:
 
 
 def turns(args: argparse.Namespace, results: Results) -> Iterator[tuple[int, Engine, str]]:
-    """What is wanted and not done yet: rounds, engines, and ways to measure."""
+    """Turns that are wanted and not done yet: rounds, engines, and ways to measure."""
     chosen = [engine for engine in ENGINES if engine.id.startswith(tuple(args.engines.split(",")))]
     for turn in range(1, args.rounds + 1):
         # Engines that come first in one round come last in the next.
