@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
+from vllm_lite.kernels.codebook_weight import CodebookWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.grouped_gguf import from_gguf
@@ -187,13 +188,41 @@ def launch_grouped(rows: int) -> None:
         supers = tensor(4096, 1, dtype=torch.float32) if size == 16 else None
         grouped = make_grouped(codes, scales, bits, table=table, super_scales=supers)
         weights.append(ops.pack_grouped(grouped))
-    for weight in weights:
+    for weight in [*weights, *codebooks()]:
         ops.grouped_linear(x, weight)
         ops.expand_grouped(weight, torch.bfloat16)
     ids = tensor(rows, dtype=torch.int64)
     for weight, kind in zip(weights, GGUF_BYTES, strict=False):
         table = GroupedParts((GroupedPart(weight, kind),), 4096, 4096)
         ops.quantized_lookup(table, ids, torch.bfloat16)
+
+
+def codebooks() -> Iterator[CodebookWeight]:
+    """Weights [4096, 4096] by codebooks: those of GGUF's IQ types, of Q1_0, and AQLM's two."""
+
+    def plane(*shape: int) -> torch.Tensor:
+        return tensor(*shape, dtype=torch.uint8)
+
+    for vector, high_bits, num_books, has_signs, group_size in (
+        *((8, high, 1, True, 32) for high in (0, 1, 2)),
+        *((4, high, 1, True, 32) for high in (0, 1)),
+        (8, 4, 1, False, 32),
+        (8, 0, 1, False, 0),
+        (8, 8, 1, False, 0),
+        (8, 0, 2, False, 0),
+    ):
+        count = 4096 // vector
+        yield CodebookWeight(
+            codes=plane(num_books, count, 4096),
+            high_codes=plane(num_books, count * high_bits // 8, 4096) if high_bits else None,
+            signs=plane(512, 4096) if has_signs else None,
+            odds=plane(4096 // (2 * group_size), 4096) if group_size else None,
+            scales=tensor(16 if group_size else 1, 4096, dtype=torch.float32),
+            books=tensor(num_books, 1 << (8 + high_bits), vector, dtype=torch.float32),
+            group_size=group_size,
+            num_outputs=4096,
+            num_inputs=4096,
+        )
 
 
 def launch_experts(rows: int) -> None:

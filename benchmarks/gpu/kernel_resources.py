@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/kernel_resources.py            prints registers, stack and shared memory
     python benchmarks/gpu/kernel_resources.py --write    and records them in kernel_resources.json
+    python benchmarks/gpu/kernel_resources.py --write --missing    those that are not there yet
     python benchmarks/gpu/kernel_resources.py --check    fails if a kernel needs more than that
     python benchmarks/gpu/kernel_resources.py --check --share 8   and compiles an eighth of them
 
@@ -100,13 +101,16 @@ def resources(launch: Launch, target: int) -> dict[str, int]:
     }
 
 
-def measure(share: int) -> Iterator[tuple[str, int, dict[str, int]]]:
-    """(kernel, target, resources) of one in `share` pairs of a kernel and a target."""
+def measure(share: int, known: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, int]]]:
+    """(kernel, target, resources) of one in `share` pairs of a kernel and a target.
+
+    Kernels that are `known` are left out.
+    """
     for target in TARGETS:
         with caught_launches(target) as launches:
             launch_everything()
         for name, launch in {describe(launch): launch for launch in launches}.items():
-            if zlib.crc32(f"{name} {target}".encode()) % share == 0:
+            if name not in known and zlib.crc32(f"{name} {target}".encode()) % share == 0:
                 yield name, target, resources(launch, target)
 
 
@@ -138,9 +142,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--share", type=int, default=1, help="compile one in so many")
+    parser.add_argument("--missing", action="store_true", help="only what is not recorded")
     args = parser.parse_args()
     found: dict[str, dict[str, dict[str, int]]] = {}
-    for name, target, figures in measure(args.share):
+    known = json.loads(RECORD.read_text())["kernels"] if args.missing else {}
+    for name, target, figures in measure(args.share, known):
         found.setdefault(name, {})[f"sm_{target}"] = figures
         print(
             f"sm_{target}  {figures['registers']:4} registers {figures['stack']:4} B stack "
@@ -148,7 +154,7 @@ def main() -> None:
             flush=True,
         )
     if args.write:
-        kernels = dict(sorted(found.items()))
+        kernels = dict(sorted((known | found).items()))
         rows = [f"  {json.dumps(name)}: {json.dumps(kernels[name])}" for name in kernels]
         text = ",\n".join(rows)
         RECORD.write_text(
