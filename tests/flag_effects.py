@@ -113,6 +113,8 @@ EFFECTS = {
     "test_requests_without_a_seed_differ_but_the_engines_seed_repeats_them",
     "--config-format": "tests/models/test_mistral_layout.py::"
     "test_where_both_layouts_lie_together_the_options_choose",
+    "--quantization": "tests/models/test_in_flight.py::"
+    "test_a_model_computes_as_if_its_checkpoint_held_the_values",
     "--hf-config-path": _HERE + "test_a_configuration_may_lie_elsewhere",
     "--revision": _FETCHED,
     "--tokenizer-revision": _FETCHED,

@@ -303,7 +303,7 @@ def option_of(owner: type, name: str) -> Option:
 
 def readable(names: Iterable[str]) -> list[str]:
     """Those of --quantization that work."""
-    works = option_of(ModelConfig, "quantization").rules["works"]
+    works = option_of(ModelConfig, "quantization").rules["choices"]
     return [name for name in names if name in works]
 
 

@@ -238,7 +238,7 @@ NAMES = {
     "awq": ("awq", "awq_marlin", "auto_awq", "ipex", "moe_wna16", "inc"),
     "gptq": ("gptq", "gptq_marlin", "auto_gptq", "bitblas", "gptq_bitblas", "marlin", "ipex"),
     "marlin": ("marlin", "gptq_marlin"),
-    "auto-round": ("inc", "auto-round", "ipex", "gptq_marlin", "awq_marlin"),
+    "auto-round": ("inc", "intel/auto-round", "auto-round", "ipex", "gptq_marlin", "awq_marlin"),
     "qqq": ("qqq",),
     "hqq 4": ("hqq",),
     "torchao int8": ("torchao",),

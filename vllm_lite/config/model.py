@@ -6,7 +6,7 @@ from typing import Literal
 
 from vllm_lite.config.option import config, option
 from vllm_lite.config.quantized.in_flight import EXPERTS, IN_FLIGHT
-from vllm_lite.config.quantized.registry import HARDWARE, READABLE
+from vllm_lite.config.quantized.registry import READABLE
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
@@ -146,8 +146,6 @@ class ModelConfig:
         auto="the checkpoint's, but dequantize for a .gguf file",
         aliases=("-q",),
         choices=tuple(dict.fromkeys((*_QUANTIZATIONS, *READABLE, *_OWN_QUANTIZATIONS))),
-        works=(None, *READABLE, *HARDWARE, "gguf", *_OWN_QUANTIZATIONS),
-        remedy="use int8, int4 or fp8 with an unquantized checkpoint, or a quantized one",
     )
     quantization_config: Json | None = option(
         None,

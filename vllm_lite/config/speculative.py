@@ -54,9 +54,7 @@ class SpeculativeConfig:
         "Nothing is drafted with more running requests than these.",
         deprecated="--speculative-config.num_speculative_tokens_per_batch_size",
         becomes=lambda value: {
-            "speculative_config.num_speculative_tokens_per_batch_size": [
-                [value + 1, 1 << 20, 0]
-            ]
+            "speculative_config.num_speculative_tokens_per_batch_size": [[value + 1, 1 << 20, 0]]
         },
         ge=2,
     )

@@ -128,7 +128,10 @@ class Worker:
     def describe(self) -> str:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""
         chosen = f"{self._config.device}, {self._config.model.dtype}, kernels {dispatch.describe()}"
-        return f"{chosen}; {describe_weights(stored_weights(self._model))}"
+        stored = describe_weights(stored_weights(self._model))
+        if self._config.facts.format == "gguf" and self._config.model.quantization == "dequantize":
+            stored += ", expanded (--quantization gguf keeps the file's)"
+        return f"{chosen}; {stored}"
 
     def _start_kernels(self, device: str, num_threads: int) -> None:
         torch.set_num_threads(num_threads)

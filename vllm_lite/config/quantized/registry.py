@@ -65,7 +65,7 @@ OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("marlin", "gptq_marlin_24"), ("gptq", "marlin")),
     "gptq_marlin": ("gptq", "marlin", "auto-round"),
     "moe_wna16": ("awq", "gptq"),
-    "inc": ("auto-round", "awq", "gptq"),
+    **dict.fromkeys(("inc", "intel/auto-round"), ("auto-round", "awq", "gptq")),
     "ipex": ("awq", "gptq", "auto-round"),
 }
 # Names of methods in memory.
