@@ -25,6 +25,7 @@ from torch import Tensor
 from vllm_lite import _cpu
 from vllm_lite.config.machine import cpu_flags
 from vllm_lite.kernels.cpu.calls import calls
+from vllm_lite.kernels.cpu.gguf import BOOKS
 
 CSRC = Path(__file__).parents[2] / "csrc"
 EMULATION = Path(__file__).parents[1] / "csrc"
@@ -67,6 +68,8 @@ class EmulatedTiles:
         self._library = ctypes.CDLL(str(library))
         self.is_trapped = is_trapped
         self.num_trapped = 0
+        for ggml_type, book in BOOKS.items():
+            self._run("set_ggml_book", ggml_type, book)
 
     def linear(self, *fields: Any) -> None:
         self._call("linear", *fields)

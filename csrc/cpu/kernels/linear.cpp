@@ -142,7 +142,7 @@ void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_
   }
 }
 
-#if !defined(__AVX512BF16__)
+#if !defined(__AVX512BF16__) && !VLLM_LITE_HAS_TILES
 // A block of a product whose rows and weights are widened once for all tiles that share them. Sums
 // are added up in the same order as those of one tile.
 struct WideBlock {

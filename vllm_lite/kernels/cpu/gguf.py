@@ -25,9 +25,9 @@ def _words(ggml_type: int) -> Tensor:
     return codes.to(torch.uint8).contiguous()
 
 
-# Kept: the kernels read it.
-_BOOKS = {ggml_type: _words(ggml_type) for ggml_type in BOOK_TYPES}
-for _type, _book in _BOOKS.items():
+# Kept: the kernels read them.
+BOOKS = {ggml_type: _words(ggml_type) for ggml_type in BOOK_TYPES}
+for _type, _book in BOOKS.items():
     _cpu.set_ggml_book(_type, _book.data_ptr())
 
 

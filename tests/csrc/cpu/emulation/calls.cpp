@@ -109,4 +109,8 @@ EXPORT void vllm_lite_encoder_attention(const Word* words) {
 
 EXPORT void vllm_lite_set_num_threads(const Word* words) { set_num_threads(*words); }
 
+EXPORT void vllm_lite_set_ggml_book(const Word* words) {
+  ggml_books[words[0].bits] = words[1];
+}
+
 EXPORT int64_t vllm_lite_tiles_multiply_rightly() { return amx::tiles_multiply_rightly(); }
