@@ -101,12 +101,12 @@ class NewRequestData:
     # A block table for each group of layers.
     block_ids: list[list[int]]
     num_computed_tokens: int
-    # Whose earlier texts its drafts may come from.
-    scope: str = ""
     # Tokens already generated: non-empty only when a preempted request comes back.
     output_token_ids: list[int] = field(default_factory=list)
     # Banned with the stop token ids by min_tokens.
     eos_token_ids: Sequence[int] = ()
+    # Whose earlier texts its drafts may come from.
+    scope: str = ""
 
 
 class StateSlots(NamedTuple):
