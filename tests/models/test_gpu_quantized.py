@@ -128,8 +128,8 @@ def test_codes_of_checkpoints(name: str, tmp_path: Path) -> None:
 
 def test_rows_that_do_not_fit_are_refused() -> None:
     ops = triton_ops()
-    with pytest.raises(CheckpointError, match="type 16 cannot be multiplied"):
-        ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 16, 32)])
+    with pytest.raises(CheckpointError, match="type 4 cannot be multiplied"):
+        ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 4, 32)])
     with pytest.raises(CheckpointError, match="rows of 64 values have 18 bytes"):
         ops.pack_quantized([QuantizedRows(torch.zeros(1, 18, dtype=torch.uint8), 2, 64)])
 

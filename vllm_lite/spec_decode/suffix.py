@@ -87,6 +87,9 @@ class SuffixDrafter:
 
         `places` [P] lie behind occurrences of the last pair, the newest first.
         """
+        # Where a text ended, nothing follows: a longer match there is no reason to give up.
+        places = places[places < len(text)]
+        places = places[text[places] != _END]
         if not len(places):
             return Guess(_NONE)
         size = _PAIR

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vllm_lite.spec_decode.suffix import SuffixDrafter, TextStore
@@ -42,6 +42,7 @@ def test_the_first_draft_followed_the_longest_match_most_often(tokens: list[int]
 
 
 @given(texts=st.lists(TOKENS, min_size=1, max_size=8), last=TOKENS)
+@example(texts=[[1, 0, 1, 0]], last=[0, 1, 0])
 def test_earlier_texts_of_the_scope_are_followed_and_no_others(
     texts: list[list[int]], last: list[int]
 ) -> None:
