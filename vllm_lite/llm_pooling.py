@@ -22,7 +22,14 @@ from vllm_lite.outputs import (
     ScoringRequestOutput,
 )
 from vllm_lite.pooling_params import TOKEN_TYPE_START, PoolingParams
-from vllm_lite.scoring import PairEncoder, check_counts, pair_messages, score_vectors
+from vllm_lite.scoring import (
+    PairEncoder,
+    check_counts,
+    list_prompts,
+    list_scores,
+    pair_messages,
+    score_vectors,
+)
 from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.fitting import PairLimits, Side
 from vllm_lite.tokenizer.tokenizer import Tokenizer
@@ -127,8 +134,9 @@ class PoolingCalls:
     ) -> list[ScoringRequestOutput]:
         """The scores of pairs of texts, 1:1, 1:N or N:N.
 
-        A cross-encoder reads both texts of a pair, as `chat_template` writes them if there is one;
-        of other models the vectors are compared.
+        A cross-encoder reads both texts of a pair, as `chat_template` writes them if there is one,
+        and a listwise reranker a text and all that it is paired with; of other models the vectors
+        are compared.
         """
         firsts, seconds = (
             [data] if isinstance(data, str) else [*data] for data in (data_1, data_2)
@@ -144,6 +152,21 @@ class PoolingCalls:
         if kind is None:
             raise RequestError("this model scores no pairs: it has neither vectors nor one class")
         task = "embed" if kind == "bi-encoder" else "token_embed"
+        if kind == "listwise":
+            lists = list_prompts(firsts, seconds)
+            found = self.encode(lists, params, use_tqdm=use_tqdm, pooling_task=task)
+            scores = list_scores([one.outputs.as_array() for one in found], len(seconds))
+            each_of = found * (len(seconds) // len(found))
+            return [
+                ScoringRequestOutput(
+                    one.request_id,
+                    ScoringOutput(score),
+                    one.prompt_token_ids,
+                    one.num_cached_tokens,
+                    True,
+                )
+                for one, score in zip(each_of, scores, strict=True)
+            ]
         texts: list[Prompt] = [*firsts, *seconds]
         found = self.encode(texts, params, use_tqdm=use_tqdm, pooling_task=task)
         vectors = [output.outputs.as_array() for output in found]

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts: the prompts that a cross-encoder reads, and what vectors say of a pair.
+"""Scores of pairs of texts: the prompts that rerankers read, and what vectors say of a pair.
 
 Used by LLM.score() and by the routes for scores; knows no engine.
 """
@@ -17,6 +17,15 @@ from vllm_lite.tokenizer.fitting import PairLimits, cut, cut_text, encode_fitted
 from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 Vectors = NDArray[np.float32]
+# The tokens of a listwise prompt behind the query and behind each document.
+_QUERY_MARK, _DOCUMENT_MARK = "<|rerank_token|>", "<|embed_token|>"
+_LIST_TASK = (
+    "You are a search relevance expert who can determine a ranking of the passages based on how "
+    "relevant they are to the query. If the query is a question, how relevant a passage is depends "
+    "on how well it answers the question. If not, try to analyze the intent of the query and "
+    "assess how well each passage satisfies the intent. If an instruction is provided, you should "
+    "follow the instruction when determining the ranking."
+)
 
 
 def check_counts(num_first: int, num_second: int, names: tuple[str, str]) -> None:
@@ -91,6 +100,53 @@ _SIMILARITIES: dict[str, Callable[[NDArray[np.float64], NDArray[np.float64]], fl
 def maxsim(query: Vectors, document: Vectors) -> float:
     """ColBERT's score: the sum over the query's tokens of each one's best match."""
     return float((query @ document.T).max(axis=1).sum())
+
+
+def list_prompts(
+    queries: Sequence[str], documents: Sequence[str], instruction: str | None = None
+) -> list[str]:
+    """A listwise reranker's prompts: of one query with all documents, or of each pair."""
+    queries, instruction = [_unmarked(q) for q in queries], instruction and _unmarked(instruction)
+    documents = [_unmarked(document) for document in documents]
+    if len(queries) == 1:
+        return [_list_prompt(queries[0], documents, instruction)]
+    pairs = zip(queries, documents, strict=True)
+    return [_list_prompt(query, [document], instruction) for query, document in pairs]
+
+
+def _unmarked(text: str) -> str:
+    return text.replace(_QUERY_MARK, "").replace(_DOCUMENT_MARK, "")
+
+
+def _list_prompt(query: str, documents: Sequence[str], instruction: str | None) -> str:
+    """The prompt that jina-reranker-v3 was trained for."""
+    told = f"<instruct>\n{instruction}\n</instruct>\n" if instruction else ""
+    passages = "".join(
+        f'<passage id="{i}">\n{document}{_DOCUMENT_MARK}\n</passage>\n'
+        for i, document in enumerate(documents)
+    )
+    return (
+        f"<|im_start|>system\n{_LIST_TASK}<|im_end|>\n<|im_start|>user\n"
+        f"I will provide you with {len(documents)} passages, each indicated by a numerical "
+        f"identifier. Rank the passages based on their relevance to query: {query}\n"
+        f"{told}{passages}<query>\n{query}{_QUERY_MARK}\n</query><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+
+
+def list_scores(pooled: Sequence[Vectors], num_documents: int) -> list[float]:
+    """Scores of all documents; each prompt of `pooled` has their vectors, and the query's last.
+
+    Raises RequestError where a cut left some out.
+    """
+    scores = [similarity("cosine", rows[-1], row) for rows in pooled for row in rows[:-1]]
+    if len(scores) != num_documents:
+        raise RequestError(
+            "truncate_prompt_tokens cuts off the query or whole documents, which this model reads "
+            "at once; leave it out, send fewer documents, or cut them by max_tokens_per_doc",
+            "truncate_prompt_tokens",
+        )
+    return scores
 
 
 def score_vectors(pooled: Sequence[Vectors], num_first: int, facts: ModelFacts) -> list[float]:

@@ -16,7 +16,8 @@ SeqPooling = Literal["CLS", "LAST", "MEAN"]
 # weighted by its place.
 AnySeqPooling = Literal[SeqPooling, "MAX", "MAX_STATE", "MEAN_SQRT", "WEIGHTED_MEAN"]
 TokPooling = Literal["ALL", "STEP"]
-ScoreType = Literal["bi-encoder", "cross-encoder", "late-interaction"]
+# listwise: a query and all its documents are read as one prompt.
+ScoreType = Literal["bi-encoder", "cross-encoder", "late-interaction", "listwise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,5 +96,7 @@ class PoolingFacts:
         """How pairs of texts are scored; None where they cannot be."""
         if "classify" in self.tasks and self.num_labels == 1:
             return "cross-encoder"
+        if self.answering_token_ids:
+            return "listwise"
         by_task: dict[str, ScoreType] = {"embed": "bi-encoder", "token_embed": "late-interaction"}
         return by_task.get(self.default_task)

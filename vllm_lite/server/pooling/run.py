@@ -92,13 +92,19 @@ def _check_size(facts: PoolingFacts, prompts: Sequence[PromptDict], params: Pool
     width = facts.size if "embed" in task else facts.num_labels
     count = len(prompts)
     if task in _PER_TOKEN:
-        count = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+        count = sum(_num_answers(facts, prompt["prompt_token_ids"]) for prompt in prompts)
     if count * width > MAX_NUMBERS:
         raise RequestError(
             f"{count} vectors of {width} numbers are more than the {MAX_NUMBERS} numbers of a "
             "reply; send fewer inputs at a time",
             "input",
         )
+
+
+def _num_answers(facts: PoolingFacts, token_ids: list[int]) -> int:
+    """The tokens of a prompt that have an answer, or a few more."""
+    marks = facts.answering_token_ids
+    return sum(map(token_ids.count, marks)) if marks else len(token_ids)
 
 
 def _vector(output: Vector) -> Vectors:

@@ -1,4 +1,4 @@
-"""POST /score and /rerank: how well texts fit, by a cross-encoder or by vectors of each."""
+"""POST /score and /rerank: how well texts fit, by a reranker or by vectors of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from starlette.responses import Response
 from vllm_lite.engine.client import PromptDict
 from vllm_lite.errors import RequestError
 from vllm_lite.pooling_params import PoolingParams
-from vllm_lite.scoring import PairEncoder, check_counts, pair_messages, score_vectors
+from vllm_lite.scoring import (
+    PairEncoder,
+    check_counts,
+    list_prompts,
+    list_scores,
+    pair_messages,
+    score_vectors,
+)
 from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.pooling.inputs import most_tokens, text_prompts
@@ -95,16 +102,17 @@ class ScoreService:
             prompts, params = await self._pairs(body, limits, firsts, seconds)
             pooled = await pool(context, body, request, request_id, prompts, params)
             return [float(vector[0]) for vector in pooled.vectors], pooled
-        if body.template_kwargs:
-            raise RequestError(
-                "instruction and chat_template_kwargs are for models that read both texts at once",
-                "instruction",
-            )
-        texts = await self._cut(firsts, limits.first) + await self._cut(seconds, limits.second)
+        firsts = await self._cut(firsts, limits.first)
+        seconds = await self._cut(seconds, limits.second)
+        is_list = self._kind == "listwise"
+        instruction = _instruction(body, is_list=is_list)
+        texts = list_prompts(firsts, seconds, instruction) if is_list else firsts + seconds
         found = await text_prompts(context, body, "documents", texts, special=True)
-        task = "token_embed" if self._kind == "late-interaction" else "embed"
+        task = "embed" if self._kind == "bi-encoder" else "token_embed"
         own = PoolingParams(task=task, use_activation=body.use_activation)
         pooled = await pool(context, body, request, request_id, found, own)
+        if is_list:
+            return list_scores(pooled.vectors, len(seconds)), pooled
         facts = context.client.config.facts
         scores = await asyncio.to_thread(score_vectors, pooled.vectors, len(firsts), facts)
         return scores, pooled
@@ -175,6 +183,22 @@ def _encoded(
     encoder: PairEncoder, pairs: Sequence[tuple[str, str]], limits: PairLimits
 ) -> list[tuple[list[int], int | None]]:
     return [encoder.encode(*pair, limits) for pair in pairs]
+
+
+def _instruction(body: ScoringBody, *, is_list: bool) -> str | None:
+    """The instruction in a list's prompt; raises RequestError for what no prompt would show."""
+    given = body.template_kwargs
+    if given and not is_list:
+        raise RequestError(
+            "instruction and chat_template_kwargs are for models that read both texts at once",
+            "instruction",
+        )
+    found = given.pop("instruction", None)
+    if given or not isinstance(found, str | None):
+        raise RequestError.about(
+            "chat_template_kwargs", "may have instruction alone here, a text: no template is used"
+        )
+    return found
 
 
 def _params(body: ScoringBody, start: int | None) -> PoolingParams:
