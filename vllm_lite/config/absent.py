@@ -212,7 +212,7 @@ cohere_format:str=cmd4 cohere_is_reasoning_model=true | there is no /cohere/v2/c
 disable_log_requests | --enable-log-requests, or nothing: requests are not logged by default
 [server Frontend idle]
 enable_offline_docs | /docs and /redoc are always self-contained
-enable_flash_late_interaction=true | no supported model scores
+enable_flash_late_interaction=true | scores are computed outside the engine
 [server Frontend]
 grpc_port:int? | use the HTTP API
 data_parallel_supervisor_port:int=9256 dp_supervisor_probe_interval_s:float=5.0
