@@ -90,6 +90,8 @@ def windows(llm: LLM, text: str, length: int, count: int | None) -> list[list[in
 def score(args: argparse.Namespace, options: dict[str, Any]) -> tuple[float, int]:
     """Perplexity and number of scored tokens under `options`."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    if is_file(args.model):
+        options = {"quantization": "dequantize", **options}
     llm = LLM(
         args.model,
         max_model_len=args.window + 1,
@@ -123,11 +125,15 @@ def measure(args: argparse.Namespace, settings: dict[str, Setting]) -> Iterator[
         yield Result(name, found[name], count, setting.against, change, setting.limit_percent)
 
 
+def is_file(model: str) -> bool:
+    """Whether a model is a .gguf file, whose weights are expanded where a setting says nothing."""
+    return model == "demo" or model.endswith(".gguf")
+
+
 def fits(setting: Setting, model: str) -> bool:
     """Whether the setting's weights can be had of a model: only a file can keep what it holds."""
-    is_file = model == "demo" or model.endswith(".gguf")
     quantization = setting.options.get("quantization")
-    return quantization is None or (quantization == "gguf") == is_file
+    return quantization is None or (quantization == "gguf") == is_file(model)
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Setting]:

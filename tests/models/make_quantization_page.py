@@ -221,7 +221,7 @@ ROWS = (
     Row(
         ("gguf",),
         ("gguf",),
-        "`.gguf` files, also in parts; without the flag they are expanded to `--dtype`",
+        "`.gguf` files, also in parts",
         "GGUF's blocks",
         "types without a kernel, by name",
         "tests/models/test_quantized.py::test_every_storage_type",

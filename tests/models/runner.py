@@ -19,7 +19,11 @@ from vllm_lite.worker.recorded_forward import recorded_forward
 
 
 def load(path: Path | str, dtype: str = "float32", **options: Any) -> CausalLM:
-    """The model at `path`, loaded as an engine would load it."""
+    """The model at `path`, loaded as an engine would load it; blocks of a .gguf file are expanded,
+    unless `options` say otherwise.
+    """
+    if str(path).endswith(".gguf"):
+        options.setdefault("quantization", "dequantize")
     args = EngineArgs(
         model=str(path), dtype=dtype, device="cpu", skip_tokenizer_init=True, **options
     )

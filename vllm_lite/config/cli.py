@@ -269,7 +269,7 @@ def serve_parser() -> OptionParser:
         examples=(
             "vllm-lite serve demo",
             "vllm-lite serve Qwen/Qwen3-0.6B --port 9000 --api-key KEY",
-            "vllm-lite serve model.gguf --quantization gguf --max-model-len 4k",
+            "vllm-lite serve model.gguf --max-model-len 4k",
             "vllm-lite serve demo --enable-auto-tool-choice --tool-call-parser hermes",
         ),
     )

@@ -232,7 +232,7 @@ def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
             )
     values.setdefault("deterministic", envs.VLLM_BATCH_INVARIANT)
     if facts.format == "gguf":
-        values["quantization"] = values.get("quantization") or "dequantize"
+        values["quantization"] = values.get("quantization") or "gguf"
     elif values.get("load_format") == "bitsandbytes":
         values["quantization"] = values.get("quantization") or "bitsandbytes"
     elif facts.quantization:

@@ -13,7 +13,7 @@ from vllm_lite.errors import UsageError
 # No vocabulary in use has longer tokens, so that a longer text cannot fit into the context.
 MAX_CHARACTERS_PER_TOKEN = 256
 DTYPE_WORDS = {"half": "float16", "float": "float32"}
-# Our own: a .gguf file expanded to --dtype as it is loaded, and any other model quantised then.
+# Our own: a quantised checkpoint expanded to --dtype, and a plain one quantised as it is loaded.
 _OWN_QUANTIZATIONS = ("dequantize", *IN_FLIGHT, *EXPERTS)
 # Every method that a release of vLLM has known; which of them work is said at the option.
 _QUANTIZATIONS = (
@@ -143,7 +143,7 @@ class ModelConfig:
         "a GPU) with a scale for each output, nf4, bitsandbytes, mxfp4, nvfp4 as checkpoints of "
         "these. CPU kernels round activations to int8 in groups of 32 for GGUF's types; on a GPU "
         "int8, fp8 and compressed-tensors round them by token.",
-        auto="the checkpoint's, but dequantize for a .gguf file",
+        auto="the checkpoint's",
         aliases=("-q",),
         choices=tuple(dict.fromkeys((*_QUANTIZATIONS, *READABLE, *_OWN_QUANTIZATIONS))),
     )

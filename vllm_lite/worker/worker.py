@@ -129,8 +129,6 @@ class Worker:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""
         chosen = f"{self._config.device}, {self._config.model.dtype}, kernels {dispatch.describe()}"
         stored = describe_weights(stored_weights(self._model))
-        if self._config.facts.format == "gguf" and self._config.model.quantization == "dequantize":
-            stored += ", expanded (--quantization gguf keeps the file's)"
         return f"{chosen}; {stored}"
 
     def _start_kernels(self, device: str, num_threads: int) -> None:

@@ -196,7 +196,7 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     assert resolved(model, tokenizer=str(tmp_path / "tok")).model.tokenizer == str(tmp_path / "tok")
     gguf = write_gguf(tmp_path / "m.gguf")
     assert resolved(str(gguf)).model.tokenizer == str(gguf)
-    assert resolved(str(gguf)).model.quantization == "dequantize"
+    assert resolved(str(gguf)).model.quantization == "gguf"
 
 
 @pytest.mark.parametrize(
