@@ -61,5 +61,8 @@ def find_row(name: str) -> Architecture | None:
     if name in ARCHITECTURES or ending is None:
         return ARCHITECTURES.get(name)
     stem = name.removesuffix(ending)
-    bases = (ARCHITECTURES.get(stem + end) for end in ("ForCausalLM", "LMHeadModel"))
+    # Gemma3Text is the text part of Gemma 3.
+    stems = (stem, stem.removesuffix("Text"))
+    ends = ("ForCausalLM", "LMHeadModel")
+    bases = (ARCHITECTURES.get(stem + end) for stem in stems for end in ends)
     return next((row for row in bases if row is not None), None)

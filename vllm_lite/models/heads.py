@@ -29,6 +29,8 @@ class Dense:
     """A linear layer, by its name in checkpoints."""
 
     name: str
+    # Its name in others.
+    other_name: str = ""
     # Of its outputs.
     size: int
     bias: bool = True
@@ -58,8 +60,13 @@ def classifier(facts: ModelFacts, name: str, *, bias: bool = True) -> Dense:
 
 def head_rules(heads: Mapping[str, HeadSpec]) -> list[Rule]:
     """Rules for the layers of `heads`, which a model holds as its module `heads`."""
-    steps = (step for head in heads.values() for step in head)
-    return renamed({step.name: f"heads.{step.name}" for step in steps if not isinstance(step, str)})
+    steps = [step for head in heads.values() for step in head if not isinstance(step, str)]
+    others = {
+        step.other_name: Rule(step.other_name, (Part(f"heads.{step.name}"),), is_alternative=True)
+        for step in steps
+        if isinstance(step, Dense) and step.other_name
+    }
+    return [*renamed({step.name: f"heads.{step.name}" for step in steps}), *others.values()]
 
 
 def with_dense(heads: Mapping[str, HeadSpec], pooling: PoolingFacts) -> Mapping[str, HeadSpec]:
@@ -80,9 +87,12 @@ def score_heads(facts: ModelFacts) -> Mapping[str, HeadSpec]:
     pooling = facts.pooling
     if pooling is None or "embed" in pooling.tasks:
         return {}
-    # That of tokens alone has a bias.
-    bias = "classify" not in pooling.tasks
-    head: list[HeadStep] = [Dense(name="score", size=pooling.num_labels, bias=bias)]
+    # That of tokens alone has a bias, and in GPT-2's time another name.
+    is_of_tokens = "classify" not in pooling.tasks
+    other = "classifier" if is_of_tokens else ""
+    head: list[HeadStep] = [
+        Dense(name="score", other_name=other, size=pooling.num_labels, bias=is_of_tokens)
+    ]
     if pooling.method:
         size = len(pooling.classifier_from_token)
         head = [Dense(name="score", size=size, bias=False)]
