@@ -14,7 +14,7 @@ from vllm_lite.config.json_file import read_json
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.option import JsonOption, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
-from vllm_lite.config.sentence_transformers import longest_input, read_modules, weighs_words
+from vllm_lite.config.sentence_transformers import read_inputs, read_modules, weighs_words
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.log import init_logger
@@ -280,7 +280,7 @@ def _vectors(facts: ModelFacts, *, has_pooling: bool) -> Json:
     found |= {
         "matryoshka_dimensions": tuple(sizes),
         "is_matryoshka": bool(sizes or hf.get("is_matryoshka")),
-        "max_seq_length": longest_input(folder),
+        **read_inputs(folder),
     }
     return found
 

@@ -82,6 +82,8 @@ class PoolingFacts:
     similarity_fn_name: str = "cosine"
     # The tokens of an input that it keeps.
     max_seq_length: int | None = None
+    # Whether texts are lowered before they become tokens, whatever the tokenizer does.
+    lowers_texts: bool = False
     # Longer inputs are embedded in parts of the context's length, up to max_embed_len tokens.
     enable_chunked_processing: bool = False
     max_embed_len: int | None = None

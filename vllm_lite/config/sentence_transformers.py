@@ -75,13 +75,17 @@ def read_modules(path: Path, *, has_pooling: bool) -> Json | None:
     return found | _prompts(path / "config_sentence_transformers.json")
 
 
-def longest_input(path: Path) -> int | None:
-    """The tokens of a text that sentence-transformers keeps; None where its files do not say."""
+def read_inputs(path: Path) -> Json:
+    """The fields about texts: how many tokens are kept, and whether letters are lowered."""
+    found: Json = {}
     for file in sorted(path.glob("sentence_*_config.json")):
-        length = read_json(file).get("max_seq_length")
+        stated = read_json(file)
+        length = stated.get("max_seq_length")
         if isinstance(length, int) and length > 0:
-            return length
-    return None
+            found.setdefault("max_seq_length", length)
+        if stated.get("do_lower_case") is True:
+            found["lowers_texts"] = True
+    return found
 
 
 def weighs_words(path: Path) -> bool:

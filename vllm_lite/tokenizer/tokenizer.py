@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import normalizers
+
 from vllm_lite.config.demo import DEMO_TOOL_TEMPLATE, is_demo
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import tokenizer_path
@@ -308,6 +310,8 @@ def load_tokenizer(config: VllmConfig) -> Tokenizer:
             parts = read_parts(
                 path, mode=model.tokenizer_mode, trust_remote_code=model.trust_remote_code
             )
+            if config.facts.pooling is not None and config.facts.pooling.lowers_texts:
+                _lower_texts(parts.backend)
             tokenizer = Tokenizer(parts)
             _try_out(tokenizer)
         return tokenizer
@@ -321,6 +325,19 @@ def load_tokenizer(config: VllmConfig) -> Tokenizer:
             f"{path}: its tokenizer's files are damaged ({type(error).__name__}: {error}); "
             "fetch them again, or pass --tokenizer"
         ) from None
+
+
+def _lower_texts(backend: Backend) -> None:
+    """Let `backend` lower texts before all else; special tokens in them stay."""
+    if not hasattr(backend, "normalizer"):
+        raise CheckpointError(
+            "sentence_bert_config.json sets do_lower_case, and its tokenizer is code of "
+            "transformers, whose texts cannot be lowered here; use one with a tokenizer.json"
+        )
+    steps = [normalizers.Lowercase()]
+    if backend.normalizer is not None:
+        steps.append(backend.normalizer)
+    backend.normalizer = normalizers.Sequence(steps)
 
 
 def _try_out(tokenizer: Tokenizer) -> None:

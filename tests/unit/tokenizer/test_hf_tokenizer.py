@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
+from tests.checkpoints import write_hf
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.errors import CheckpointError
 from vllm_lite.sampling_params import SamplingParams
@@ -142,3 +143,24 @@ def test_a_tokenizer_describes_itself_without_paths(tmp_path: Path) -> None:
     (entry,) = described["added_tokens_decoder"].values()
     assert (entry["content"], entry["special"]) == ("</s>", True)
     json.dumps(described)
+
+
+@pytest.mark.parametrize("normalizer", [None, normalizers.Replace("!", "b")])
+def test_texts_are_lowered_where_sentence_transformers_says_so(
+    normalizer: Any, tmp_path: Path
+) -> None:
+    write_hf(tmp_path)
+    backend = Backend(models.WordLevel({"a": 0, "b": 1, "A": 2, "!": 3, "<S>": 4}, unk_token="A"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.add_special_tokens(["<S>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = tmp_path / "sentence_bert_config.json"
+    for lowers in (False, True):
+        settings.write_text(json.dumps({"max_seq_length": 8, "do_lower_case": lowers}))
+        args = EngineArgs(model=str(tmp_path), load_format="dummy", runner="pooling")
+        tokenizer = load_tokenizer(args.create_engine_config())
+        first, *rest = tokenizer.encode("A b ! <S>")
+        assert first == (0 if lowers else 2)
+        assert rest == [1, 3 if normalizer is None else 1, 4]
