@@ -92,6 +92,11 @@ class Engine:
         return self.module == "vllm_lite"
 
     @property
+    def keeps_gguf(self) -> bool:
+        """Whether weights are to stay as few bits as they are in the file."""
+        return self.id == Q4_1
+
+    @property
     def has_large(self) -> bool:
         """Whether made-up bfloat16 weights can be had."""
         return self.id in (BF16, VLLM)
@@ -102,7 +107,7 @@ class Engine:
         if self.module is None:
             return f"{self.weights}, {self.num_threads} threads, sampling not counted"
         return (
-            f"{self.weights}, "
+            f"{self.weights}{', --quantization gguf' if self.keeps_gguf else ''}, "
             f"bfloat16 activations and KV cache of {KV_SPACE_GIB} GiB, "
             f"at most {MAX_SEQS} sequences of {MAX_LENGTH} tokens"
         )
@@ -138,6 +143,7 @@ class Engine:
             "max_num_seqs": MAX_SEQS,
             "enable_prefix_caching": False,
             "seed": SEED,
+            **({"quantization": "gguf"} if self.keeps_gguf else {}),
         }
         if large is not None:
             options |= {"load_format": "dummy", "skip_tokenizer_init": True}
@@ -149,6 +155,7 @@ class Engine:
         assert self.server is not None
         words = [self.python, "-m", self.server, "serve", self.model, "--host", "127.0.0.1"]
         words += ["--port", str(port), "--dtype", "bfloat16", "--served-model-name", "demo"]
+        words += ["--quantization", "gguf"] if self.keeps_gguf else []
         return [*words, "--max-model-len", str(MAX_LENGTH), "--max-num-seqs", str(MAX_SEQS)]
 
 

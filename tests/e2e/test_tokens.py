@@ -25,7 +25,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 def engine(**options: Any) -> LLM:
     settings: dict[str, Any] = {
         "dtype": "float32",
-        "quantization": "dequantize",
         "max_model_len": 2048,
         "max_num_seqs": 32,
         "num_gpu_blocks_override": 1500,

@@ -194,7 +194,7 @@ def test_the_demo_models_greedy_tokens_are_transformers() -> None:
     ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198]
     want, gaps = oracle.greedy(reference, ids, 24)
     assert min(gaps) > 1e-3  # clear enough that rounding decides nothing
-    runner = PagedRunner(load("demo", max_model_len=256, quantization="dequantize"))
+    runner = PagedRunner(load("demo", max_model_len=256))
     step, got = runner.step({"a": ids})["a"], []
     for _ in range(24):
         got.append(int(step[-1].argmax()))

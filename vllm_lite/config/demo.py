@@ -32,6 +32,8 @@ _STDERR = 2
 
 # What its makers recommend; the file has no place for it.
 DEMO_SAMPLING: Json = {"temperature": 0.2, "top_p": 0.9}
+# So small a model has answers of which a hair decides: rounded inputs are too much for it.
+DEMO_QUANTIZATION = "dequantize"
 
 # The file's own template shows no tools. This one, for requests with tools, says them and their
 # calls as Hermes models do.

@@ -15,7 +15,7 @@ from vllm_lite import envs
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.checkpoint import check_sizes, read_facts, with_generation_config
-from vllm_lite.config.demo import DEMO_SAMPLING, is_demo
+from vllm_lite.config.demo import DEMO_QUANTIZATION, DEMO_SAMPLING, is_demo
 from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
@@ -232,7 +232,8 @@ def _derive_model(values: Json, facts: ModelFacts, device: str) -> None:
             )
     values.setdefault("deterministic", envs.VLLM_BATCH_INVARIANT)
     if facts.format == "gguf":
-        values["quantization"] = values.get("quantization") or "gguf"
+        stored = DEMO_QUANTIZATION if is_demo(facts.path) else "gguf"
+        values["quantization"] = values.get("quantization") or stored
     elif values.get("load_format") == "bitsandbytes":
         values["quantization"] = values.get("quantization") or "bitsandbytes"
     elif facts.quantization:

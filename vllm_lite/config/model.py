@@ -143,7 +143,7 @@ class ModelConfig:
         "a GPU) with a scale for each output, nf4, bitsandbytes, mxfp4, nvfp4 as checkpoints of "
         "these. CPU kernels round activations to int8 in groups of 32 for GGUF's types; on a GPU "
         "int8, fp8 and compressed-tensors round them by token.",
-        auto="the checkpoint's",
+        auto="the checkpoint's; the demo model is expanded",
         aliases=("-q",),
         choices=tuple(dict.fromkeys((*_QUANTIZATIONS, *READABLE, *_OWN_QUANTIZATIONS))),
     )

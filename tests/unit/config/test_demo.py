@@ -16,7 +16,9 @@ CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": 
 def test_the_demo_has_recommended_sampling_whichever_way_it_is_named() -> None:
     fetch_demo()
     for name in ("demo", str(demo_path())):
-        assert EngineArgs(model=name).create_engine_config().sampling_defaults == DEMO_SAMPLING
+        config = EngineArgs(model=name).create_engine_config()
+        assert config.sampling_defaults == DEMO_SAMPLING
+        assert config.model.quantization == "dequantize"
     plain = EngineArgs(model="demo", generation_config="vllm").create_engine_config()
     assert plain.sampling_defaults == {}
 
