@@ -145,7 +145,8 @@ async def test_encodings(dtype: str, numpy_type: str, endianness: str) -> None:
         ({"input": ["a", 1.5]}, "input.1", "string or a list of token ids"),
         ({"input": ["a"] * 2049}, "input", "2048"),
         ({"input": ["a"] * 100_000}, "input", "16384"),
-        ({"input": [5000]}, "prompt", "not in the vocabulary"),
+        ({"input": [5000]}, "input", "not in the vocabulary"),
+        ({"messages": [{"role": "user", "content": "a"}] * 2, "dimensions": 0}, "dimensions", "1"),
         ({"input": [-1]}, "input", "negative"),
         ({"input": "x" * 200}, "input_tokens", "128 tokens, but the prompt has 200"),
         ({"input": "a", "messages": []}, "input", "either"),
@@ -187,7 +188,11 @@ async def test_what_one_request_may_hold(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(run, "MAX_NUMBERS", 2 * SIZE)
     assert (await embed(input=["a", "b"])).status_code == 200
     error = error_of(await embed(input=["a", "b", "c"]))
-    assert "send fewer inputs" in error["message"]
+    assert "send fewer inputs" in error["message"] and error["param"] == "input"
+    body = {"query": "a", "documents": ["b", "c"]}
+    assert error_of(await post("/rerank", body, engine()))["param"] == "documents"
+    body = {"text_1": "a", "text_2": ["b", "c"]}
+    assert error_of(await post("/score", body, engine()))["param"] == "text_2"
     reply = await post("/pooling", {"input": "abc", "task": "token_embed"}, engine())
     assert "3 vectors of 8 numbers" in error_of(reply)["message"]
 
@@ -248,6 +253,8 @@ async def test_cohere() -> None:
         ({"texts": ["a"], "inputs": parts}, "texts"),
         ({"inputs": [{"content": [{"type": "image_url"}]}]}, "inputs.0.content"),
         ({"images": ["data:"]}, "images"),
+        ({"texts": ["a"], "output_dimension": 4}, "output_dimension"),
+        ({"texts": ["a"], "output_dimension": 0}, "output_dimension"),
         ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types.0"),
     ):
         assert error_of(await ask(**body))["param"] == param

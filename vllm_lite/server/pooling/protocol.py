@@ -43,6 +43,11 @@ class PoolingBody(RequestBody):
     use_activation: bool | None = None
     """Divide vectors by their length, or make scores of logits; unless the model says, true."""
 
+    @property
+    def texts_field(self) -> str:
+        """The field that prompts are made of, for errors about them."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raise RequestError for what the types alone do not refuse."""
         if self.padding == "max_length":
@@ -71,6 +76,10 @@ class InputBody(PoolingBody):
     """Jinja, in place of the model's own; needs --trust-request-chat-template."""
     chat_template_kwargs: dict[str, object] | None = None
     """Variables of the template."""
+
+    @property
+    def texts_field(self) -> str:
+        return "input" if self.messages is None else "messages"
 
     def check(self) -> None:
         super().check()
@@ -185,6 +194,10 @@ class ScoreRequest(ScoringBody):
     """The same as text_2."""
 
     @property
+    def texts_field(self) -> str:
+        return self.names[1]
+
+    @property
     def names(self) -> tuple[str, str]:
         """The two fields that hold the texts; raises RequestError."""
         given = {name for pair in self.NAMES for name in pair if getattr(self, name) is not None}
@@ -210,6 +223,10 @@ class RerankRequest(ScoringBody):
     return_documents: bool = True
     """Give the documents, too."""
 
+    @property
+    def texts_field(self) -> str:
+        return "documents"
+
 
 class CohereEmbedRequest(PoolingBody):
     """POST /v2/embed, as Cohere's client sends it."""
@@ -232,6 +249,10 @@ class CohereEmbedRequest(PoolingBody):
     """Which side of a text that is too long is cut."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of a text, if fewer than the model takes."""
+
+    @property
+    def texts_field(self) -> str:
+        return "texts" if self.inputs is None else "inputs"
 
 
 B = TypeVar("B", bound=PoolingBody)

@@ -5,7 +5,8 @@ Knows no route. Invariant: what one request may ask for, and hold, is bounded be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +65,18 @@ def begin(context: ServingContext, body: PoolingBody, prefix: str, request: Requ
     return request_id
 
 
+@contextmanager
+def naming(prompt: str, dimensions: str = "dimensions") -> Iterator[None]:
+    """Let errors about a prompt or dimensions name the fields of the body that they come from."""
+    fields = {"prompt": prompt, "dimensions": dimensions}
+    try:
+        yield
+    except RequestError as error:
+        if error.param not in fields:
+            raise
+        raise RequestError(error.message, fields[error.param]) from None
+
+
 async def pool(
     context: ServingContext,
     body: PoolingBody,
@@ -97,7 +110,7 @@ def _check_size(facts: PoolingFacts, prompts: Sequence[PromptDict], params: Pool
         raise RequestError(
             f"{count} vectors of {width} numbers are more than the {MAX_NUMBERS} numbers of a "
             "reply; send fewer inputs at a time",
-            "input",
+            "prompt",
         )
 
 

@@ -30,7 +30,7 @@ from vllm_lite.server.pooling.protocol import (
     read,
     texts_of,
 )
-from vllm_lite.server.pooling.run import Pooled, begin, facts_of, pool
+from vllm_lite.server.pooling.run import Pooled, begin, facts_of, naming, pool
 from vllm_lite.tokenizer.fitting import PairLimits, cut_text
 
 # Pairs that a thread tokenises at a time.
@@ -95,9 +95,19 @@ class ScoreService:
         seconds: list[str],
     ) -> tuple[list[float], Pooled]:
         """The score of each pair, and what it was made of; raises RequestError."""
-        context = self._context
-        request_id = begin(context, body, "score-", request)
-        limits = self._limits(body)
+        request_id = begin(self._context, body, "score-", request)
+        with naming(body.texts_field):
+            return await self._computed(body, request, request_id, firsts, seconds)
+
+    async def _computed(
+        self,
+        body: ScoringBody,
+        request: Request,
+        request_id: str,
+        firsts: list[str],
+        seconds: list[str],
+    ) -> tuple[list[float], Pooled]:
+        context, limits = self._context, self._limits(body)
         if self._kind == "cross-encoder":
             prompts, params = await self._pairs(body, limits, firsts, seconds)
             pooled = await pool(context, body, request, request_id, prompts, params)

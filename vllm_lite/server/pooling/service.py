@@ -27,7 +27,7 @@ from vllm_lite.server.pooling.protocol import (
     parts_text,
     read,
 )
-from vllm_lite.server.pooling.run import Pooled, begin, facts_of, pool
+from vllm_lite.server.pooling.run import Pooled, begin, facts_of, naming, pool
 
 # Numbers that are written in a few milliseconds; more are written by a thread.
 _FEW_NUMBERS = 1 << 14
@@ -81,8 +81,9 @@ class VectorService:
         params = PoolingParams(
             task=task, dimensions=body.dimensions, use_activation=body.use_activation
         )
-        prompts = await prompts_of(context, body)
-        pooled = await pool(context, body, request, request_id, prompts, params)
+        with naming(body.texts_field):
+            prompts = await prompts_of(context, body)
+            pooled = await pool(context, body, request, request_id, prompts, params)
         if body.encoding_format in ("bytes", "bytes_only"):
             return self._bytes(body, pooled)
         return await written(context, pooled, lambda: self._payload(body, pooled, names[1]))
@@ -129,25 +130,24 @@ class CohereService:
         """Embed texts as Cohere's API does."""
         context = self._context
         body = read(CohereEmbedRequest, await read_json(request))
-        texts, name = self._texts(body)
+        texts = self._texts(body)
         request_id = begin(context, body, "embd-", request)
         prefix = self._prompt(body.input_type)
         _set_truncation(body)
-        prompts = await text_prompts(
-            context, body, name, [prefix + text for text in texts], special=True
-        )
-        if body.truncate == "NONE" and body.max_tokens is not None:
-            _check_lengths([len(one["prompt_token_ids"]) for one in prompts], body.max_tokens)
-        params = PoolingParams(task="embed", dimensions=body.output_dimension)
-        pooled = await pool(context, body, request, request_id, prompts, params)
+        with naming(name := body.texts_field, "output_dimension"):
+            params = PoolingParams(task="embed", dimensions=body.output_dimension)
+            texts = [prefix + text for text in texts]
+            prompts = await text_prompts(context, body, name, texts, special=True)
+            if body.truncate == "NONE" and body.max_tokens is not None:
+                _check_lengths([len(one["prompt_token_ids"]) for one in prompts], body.max_tokens)
+            pooled = await pool(context, body, request, request_id, prompts, params)
         return await written(context, pooled, lambda: _cohere_payload(body, pooled))
 
-    def _texts(self, body: CohereEmbedRequest) -> tuple[list[str], str]:
-        """The texts, and the field that holds them; raises RequestError."""
+    def _texts(self, body: CohereEmbedRequest) -> list[str]:
+        """The texts; raises RequestError."""
         if (body.texts is None) == (body.inputs is None):
             raise RequestError("The body needs either texts or inputs", "texts")
-        name = "texts" if body.inputs is None else "inputs"
-        texts = body.texts or []
+        name, texts = body.texts_field, body.texts or []
         if body.inputs is not None:
             texts = [
                 parts_text(one.get("content"), f"inputs.{index}.content")
@@ -158,7 +158,7 @@ class CohereService:
                 raise RequestError.about(f"{name}.{index}", "must not be empty")
         if not texts:
             raise RequestError.about(name, "must not be empty")
-        return texts, name
+        return texts
 
     def _prompt(self, input_type: str | None) -> str:
         """The text before those of `input_type`; raises RequestError for an unknown one."""
@@ -233,8 +233,9 @@ class ClassifyService:
         body = read(ClassifyRequest, raw)
         request_id = begin(context, body, "classify-", request)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
-        prompts = await prompts_of(context, body)
-        pooled = await pool(context, body, request, request_id, prompts, params)
+        with naming(body.texts_field):
+            prompts = await prompts_of(context, body)
+            pooled = await pool(context, body, request, request_id, prompts, params)
         labels = facts_of(context).id2label
         data = []
         for index, vector in enumerate(pooled.vectors):
