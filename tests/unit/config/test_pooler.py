@@ -56,8 +56,6 @@ def test_a_model_is_run_for_what_it_is_made_for(tmp_path: Path) -> None:
     assert pooling(model, runner="pooling").tasks == ("embed", "token_embed")
     assert pooling(model, convert="embed").tasks == ("embed", "token_embed")
     assert pooling(model, convert="classify").tasks == ("classify", "token_classify")
-    assert pooling(model, task="score").tasks == ("classify", "token_classify")
-    assert pooling(model, convert="reward").tasks == ("token_classify",)
     for end, tasks in [
         ("Model", ("embed", "token_embed")),
         ("ForSequenceClassification", ("classify", "token_classify")),
@@ -67,6 +65,35 @@ def test_a_model_is_run_for_what_it_is_made_for(tmp_path: Path) -> None:
         assert pooling(named).tasks == tasks
         with pytest.raises(UsageError, match=f"Llama{end} is made for .* generates no text"):
             resolved(named, runner="generate")
+
+
+@pytest.mark.parametrize(
+    ("task", "tasks"),
+    [
+        ("embed", ("embed", "token_embed")),
+        ("embedding", ("embed", "token_embed")),
+        ("classify", ("classify", "token_classify")),
+        ("score", ("classify", "token_classify")),
+        ("reward", ("token_classify",)),
+        ("generate", None),
+        ("transcription", None),
+        ("auto", None),
+    ],
+)
+def test_older_names_of_tasks_warn(
+    task: str,
+    tasks: tuple[str, ...] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm_lite"), "propagate", True)
+    config = resolved(write_hf(tmp_path), task=task)
+    assert (config.facts.pooling and config.facts.pooling.tasks) == tasks
+    assert "--task is deprecated; use --runner and --convert" in caplog.text
+    assert ("--convert reward is deprecated; the task is token_c" in caplog.text) == (
+        task == "reward"
+    )
 
 
 def test_modules_say_how_vectors_are_made(
