@@ -153,6 +153,7 @@ EFFECTS = {
     # SpeculativeConfig
     "--speculative-config": _DRAFTS + "test_drafts_change_no_output",
     "--spec-method": _DRAFTS + "test_drafts_are_refused_where_impossible",
+    "--spec-model": "tests/models/test_draft_models.py::test_flags_name_a_draft_model",
     "--spec-tokens": _DRAFTS + "test_drafts_may_be_asked_for_by_flags_of_their_own",
     # CompilationConfig
     "--cudagraph-capture-sizes": _GRAPHS + "test_sizes_are_those_given",

@@ -28,7 +28,7 @@ from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker import worker
 from vllm_lite.worker.model_runner import ModelRunner
-from vllm_lite.worker.request_states import StepPlan
+from vllm_lite.worker.step_plan import StepPlan
 
 pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="a law of compiled kernels")
 

@@ -168,11 +168,10 @@ def test_penalties_forget_drafts_that_came_to_nothing(drafts: list[list[int]]) -
     ("given", "words", "kind"),
     [
         (
-            {"method": "eagle", "num_speculative_tokens": 2},
-            r"method eagle .*use suffix or ngram",
+            {"method": "tree", "num_speculative_tokens": 2},
+            r"method tree .*use suffix or ngram",
             None,
         ),
-        ({"model": "small"}, r"--speculative-config\.model small .*ngram", None),
         ({"method": "ngram"}, "num_speculative_tokens", UsageError),
         ({"num_speculative_tokens": 2}, "no method", UsageError),
         ({**DRAFTS, "prompt_lookup_min": 9}, "prompt_lookup_min 9 is more than", UsageError),

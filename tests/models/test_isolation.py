@@ -27,7 +27,7 @@ def spoil_unheld_blocks(llm: LLM) -> None:
     assert isinstance(client, InprocClient)
     core = client.core
     pool, run = core._scheduler.kv_manager.pool, core.step
-    model: torch.nn.Module = core._executor._worker._model  # type: ignore[attr-defined]
+    model: torch.nn.Module = core._executor._worker._models.target  # type: ignore[attr-defined]
     layers = [module for module in model.modules() if isinstance(module, Attention)]
 
     def step() -> Any:

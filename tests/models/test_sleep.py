@@ -122,13 +122,14 @@ def test_weights_are_released_and_read_again_in_place(
     tmp_path: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[Any] = []
-    load = worker.load_model
+    load = worker.load_models
 
     def kept(*args: Any) -> Any:
-        models.append(load(*args))
-        return models[-1]
+        loaded = load(*args)
+        models.append(loaded.target)
+        return loaded
 
-    monkeypatch.setattr(worker, "load_model", kept)
+    monkeypatch.setattr(worker, "load_models", kept)
     path = str(save(make_model("llama", hidden_size=64, intermediate_size=96), tmp_path))
     options = {**OPTIONS, "quantization": quantization, "dtype": "bfloat16"}
     with LLM(path, **options, disable_frontend_multiprocessing=True) as llm:

@@ -19,6 +19,7 @@ from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.layers import states
 from vllm_lite.loader.load import load_model
+from vllm_lite.worker.drafters import Models
 from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 
@@ -41,7 +42,7 @@ def test_steps_of_a_device_give_the_same_tokens(family: str, tmp_path: Path) -> 
     model, device = load_model(config, "cpu"), torch.device("cpu")
     plan = plan_kv_cache(config, model.kv_cache_spec(), 1 << 20)
     model.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
-    runner, _ = device_runner(config, plan, model, StandInDevice(), (1, 2, 4))
+    runner, _ = device_runner(config, plan, Models(model), StandInDevice(), (1, 2, 4))
     scheduler, greedy = Scheduler(config, plan), Greedy(reference)
     for _ in range(2):  # the second time prefixes are hit
         requests = [

@@ -195,7 +195,18 @@ enable_cutedsl_warmup=true enable_jit_warmup=true | nothing is compiled
 [--attention-config AttentionConfig]
 flash_attn_version:int? use_cudnn_prefill use_trtllm_attention:bool? | leave it out
 [--speculative-config VllmConfig]
-model@spec_model:str? | set method to ngram, which needs no draft model
+use_heterogeneous_vocab | use a draft model with the same vocabulary
+parallel_drafting | leave it out: drafts are made one after another
+code_revision:str? | leave it out: code from a model repository is never run
+tensor_parallel_size:int? | use draft_tensor_parallel_size
+kv_cache_dtype:str? | leave it out: draft models share the cache of --kv-cache-dtype
+enforce_eager:bool? attention_backend:str? moe_backend:str? | leave it out: draft models run as the
+  model does
+enable_adaptive_verification dspark_draft_topk:int? index_share_for_mtp_iteration:bool? | leave it
+  out: they are for methods that are not available
+[--speculative-config VllmConfig idle]
+disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction | drafts are
+  neither padded nor dropped
 [--compilation-config CompilationConfig idle]
 mode:int,str? level:int? backend:str custom_ops:list splitting_ops:list? use_inductor:bool?
   compile_sizes:items? inductor_compile_config:json cache_dir:str pass_config:json | not compiled

@@ -17,6 +17,7 @@ from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.checkpoint import check_sizes, read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_QUANTIZATION, DEMO_SAMPLING, is_demo
 from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
+from vllm_lite.config.draft import find_draft
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
@@ -120,7 +121,7 @@ def resolve(given: JsonView, usage: UsageContext = "server") -> VllmConfig:
     device = _device(values)
     if device == "cpu":
         warn_of_idle(values, table, gpu_only=True)
-    facts = _find_model(values)
+    facts, draft = _find_model(values)
     _derive_model(values, facts, device)
     _derive_reasoning(values, facts)
     _derive_cache(values, device)
@@ -129,7 +130,7 @@ def resolve(given: JsonView, usage: UsageContext = "server") -> VllmConfig:
     _derive_scheduler(values, facts, device, usage)
     values.setdefault("disable_log_stats", usage == "llm")
     values["device"] = device
-    return make(VllmConfig, values, facts=facts)
+    return make(VllmConfig, values, facts=facts, draft=draft)
 
 
 def _check_environment(*, is_strict: bool) -> None:
@@ -148,8 +149,8 @@ def _checkable(name: str, value: Any) -> Any:
     return str(value).removeprefix("torch.") if name == "dtype" else value
 
 
-def _find_model(values: Json) -> ModelFacts:
-    """The facts of the model; its files are on this machine afterwards."""
+def _find_model(values: Json) -> tuple[ModelFacts, ModelFacts | None]:
+    """The facts of the model and of its draft model; their files are here afterwards."""
     table = option_table(VllmConfig)
     name = values.setdefault("model", table["model"].default)
     source: Json = {
@@ -181,7 +182,8 @@ def _find_model(values: Json) -> ModelFacts:
     values["tokenizer"] = _find_tokenizer(values, facts, source)
     facts = with_pooling(facts, values)
     values["runner"] = "generate" if facts.pooling is None else "pooling"
-    return _with_generation_config(facts, values.get("generation_config", "auto"))
+    draft = find_draft(values, facts, source)
+    return _with_generation_config(facts, values.get("generation_config", "auto")), draft
 
 
 def _find_tokenizer(values: Json, facts: ModelFacts, source: Json) -> str:

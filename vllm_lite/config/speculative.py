@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from vllm_lite.config.absent import rows
-from vllm_lite.config.option import JsonOption, Option, config, option
+from vllm_lite.config.model import LoadConfig
+from vllm_lite.config.option import JsonOption, Option, config, option, options
+from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
+# Methods that look for drafts in texts, and those that another model makes them by.
+_OF_TEXTS = ("ngram", "ngram_gpu", "suffix")
+_OF_MODELS = ("draft_model",)
 # vLLM's length of an n-gram where none is given.
 _DEFAULT_LOOKUP = 5
 _MOST_DRAFTS = 64
@@ -30,10 +35,16 @@ class SpeculativeConfig:
         None,
         "Draft method. ngram (also ngram_gpu): the tokens that followed the last tokens where they "
         "occurred before in the text; suffix: those that followed most often, also in what earlier "
-        "requests of the same key generated.",
-        works=(None, "ngram", "ngram_gpu", "suffix"),
+        "requests of the same key generated; draft_model: a smaller model's.",
+        works=(None, *_OF_TEXTS, *_OF_MODELS),
         remedy="use suffix or ngram, or leave it out",
         alone="spec_method",
+        group="VllmConfig",
+    )
+    model: str | None = option(
+        None,
+        "draft_model: the smaller model, as --model; its vocabulary must be the model's.",
+        alone="spec_model",
         group="VllmConfig",
     )
     num_speculative_tokens: int | None = option(
@@ -76,6 +87,25 @@ class SpeculativeConfig:
         "Fewest last tokens to look for.",
         ge=1,
     )
+    quantization: str | None = option(
+        None, "Of the draft model, as --quantization; default: its checkpoint's."
+    )
+    max_model_len: int | None = option(
+        None, "Nothing is drafted beyond so many tokens; at most the draft model's own.", ge=1
+    )
+    revision: str | None = option(None, "Branch, tag or commit of a draft model of the hub.")
+    draft_load_config: Json | None = option(
+        None, "JSON of the draft model's options of loading, such as load_format."
+    )
+    draft_tensor_parallel_size: int | None = option(
+        None, "Ranks that divide the draft model: as many as divide the model.", ge=1
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] = option(
+        "greedy",
+        "How the draft model chooses; what is accepted is what the model itself samples.",
+        works=("greedy",),
+        remedy="leave it out: the likeliest tokens are those most often accepted",
+    )
     suffix_decoding_max_tree_depth: int = option(
         24, "suffix: most last tokens that are compared with earlier text.", ge=2, le=1024
     )
@@ -102,6 +132,18 @@ class SpeculativeConfig:
                 "--speculative-config has no num_speculative_tokens; set it to the number of "
                 "tokens to draft, such as 4"
             )
+        if self.method in _OF_MODELS and self.model is None:
+            raise UsageError(
+                f"--speculative-config.method {self.method} has no model; set "
+                "--speculative-config.model to one with the same vocabulary"
+            )
+        known = [entry.name for entry in options(LoadConfig)]
+        for name in self.draft_load_config or ():
+            if name not in known:
+                raise UsageError(
+                    f"--speculative-config.draft_load_config has no key {name!r}; its keys are "
+                    f"{', '.join(known)}"
+                )
         for row in self.num_speculative_tokens_per_batch_size or ():
             is_row = isinstance(row, list) and len(row) == 3
             if not (is_row and all(type(n) is int and n >= 0 for n in row) and row[0] <= row[1]):
@@ -120,6 +162,11 @@ class SpeculativeConfig:
     def num_drafts(self) -> int:
         """Most tokens drafted for a request in a step; 0 where none are."""
         return self.num_speculative_tokens or 0 if self.method is not None else 0
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether drafts are looked for in texts, rather than made by a model."""
+        return self.method in _OF_TEXTS
 
     @property
     def lookup(self) -> tuple[int, int]:

@@ -43,6 +43,8 @@ class VllmConfig:
     )
 
     facts: ModelFacts
+    # Of the model that drafts, if there is one.
+    draft: ModelFacts | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     pooler: PoolerConfig = field(default_factory=PoolerConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
@@ -111,6 +113,13 @@ class VllmConfig:
         if self.device != "cpu":
             _ = self.capture_sizes
         self.parallel.check(self.device)
+        ranks, divided = self.parallel.tensor_parallel_size, self.speculative
+        if divided.draft_tensor_parallel_size not in (None, ranks):
+            raise UsageError(
+                f"--speculative-config.draft_tensor_parallel_size "
+                f"{divided.draft_tensor_parallel_size}: a draft model is divided as the model is; "
+                f"set it to {ranks}, or leave it out"
+            )
 
     @property
     def has_states(self) -> bool:

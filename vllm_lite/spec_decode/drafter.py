@@ -1,4 +1,4 @@
-"""Interface of what guesses a request's next tokens, and the choice of one.
+"""Interface of what guesses a request's next tokens from texts, and the choice of one.
 
 Drafts change how many tokens a step yields, never which: a draft is accepted where the request
 samples that very token. So a drafter proposes what is likeliest, and knows no sampling.
@@ -36,8 +36,8 @@ class Drafter(Protocol):
 
 
 def make_drafter(config: SpeculativeConfig) -> Drafter | None:
-    """The drafter of `config`; None without speculative decoding."""
-    if not config.num_drafts:
+    """The drafter of `config` that reads texts; None for other methods, and without any."""
+    if not config.num_drafts or not config.reads_texts:
         return None
     if config.method == "suffix":
         return SuffixDrafter(

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.kernels.transfer import to_device
-from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,19 @@ class HostInputs:
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
         """The model's inputs for a batch."""
-        plan, states = batch.plan, self.states
-        slots, counts, starts = plan.slots, plan.counts, plan.starts
-        num_requests, ends = len(slots), plan.starts + plan.counts
+        plan = batch.plan
+        return self.inputs_of(plan.slots, plan.starts, plan.counts, self._states(plan))
+
+    def inputs_of(
+        self,
+        slots: Int64s,
+        starts: Int64s,
+        counts: Int64s,
+        state_indices: StateIndices | None = None,
+    ) -> ModelInputs:
+        """A model's inputs for so many tokens of each request from the positions `starts` on."""
+        states = self.states
+        num_requests, ends = len(slots), starts + counts
         query_start_loc = np.zeros(num_requests + 1, np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
         num_tokens = int(query_start_loc[-1])
@@ -143,7 +154,7 @@ class HostInputs:
                 num_requests=num_requests,
                 max_query_len=int(counts.max()),
                 max_seq_len=max_seq_len,
-                states=self._states(plan),
+                states=state_indices,
             ),
         )
 

@@ -17,7 +17,8 @@ from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.batch import Batch, ModelInputs, StepRows
 from vllm_lite.worker.block_table import BlockTables
-from vllm_lite.worker.request_states import Int32s, Int64s, RequestStates, StepPlan
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 
 
 class MirroredBlockTables(BlockTables):

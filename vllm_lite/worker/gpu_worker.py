@@ -32,15 +32,15 @@ from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.metadata import attention_metadata
-from vllm_lite.loader.load import load_model, save_sharded_state
+from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.log import init_logger, timeline
-from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.batch import StepRows, eager
 from vllm_lite.worker.block_table import block_tables
 from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
+from vllm_lite.worker.drafters import Models, load_models, make_step_drafter
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
@@ -58,7 +58,7 @@ _MOST_THREADS = 16
 def device_runner(
     config: VllmConfig,
     plan: KVCachePlan,
-    model: CausalLM,
+    models: Models,
     device: Device,
     graph_sizes: tuple[int, ...] = (),
 ) -> tuple[ModelRunner, DecodeGraphs]:
@@ -69,7 +69,8 @@ def device_runner(
     place = device.torch_device
     tables = block_tables(config, plan, MirroredBlockTables)
     states = RequestStates(config, tables, has_states=plan.num_states > 0)
-    inputs = DeviceInputs(states, tables, place)
+    inputs, model = DeviceInputs(states, tables, place), models.target
+    drafter = make_step_drafter(config, models, states, place)
 
     def decode(rows: StepRows) -> Tensor:
         made = inputs.decode_inputs(rows)
@@ -78,7 +79,7 @@ def device_runner(
 
     maker, otherwise = device.make_graph_maker(), eager(inputs, model.forward)
     graphs = DecodeGraphs(decode, otherwise, graph_sizes, inputs.idle_rows, maker)
-    return ModelRunner(config, model, inputs, graphs, place), graphs
+    return ModelRunner(config, model, inputs, graphs, place, drafter), graphs
 
 
 class GpuWorker(Worker):
@@ -94,7 +95,7 @@ class GpuWorker(Worker):
         self._start_kernels(self._device.torch_device.type, num_threads)
         self._start = self._device.read_memory()
         granted_bytes(config, self._start)
-        self._model = self._load()
+        self._models = self._load()
         self._device.trim_memory()
         self._loaded = self._device.read_memory()
         self._use = measured_use(self._start, self._loaded, self._loaded, 0)
@@ -160,17 +161,17 @@ class GpuWorker(Worker):
         chosen = f"{self._device.name}, {self._config.model.dtype}, kernels {dispatch.describe()}"
         return f"{chosen}; weights {self._use.weights / _GIB:.2f} GiB"
 
-    def _load(self) -> CausalLM:
+    def _load(self) -> Models:
         what = f"the weights of {self._config.facts.path}"
         with self._room_for(what, "use a smaller or a quantised model"):
-            return load_model(self._config, str(self._device.torch_device))
+            return load_models(self._config, str(self._device.torch_device))
 
     def _make_runner(self, plan: KVCachePlan) -> tuple[ModelRunner, DecodeGraphs]:
-        return device_runner(self._config, plan, self._model, self._device, self._graph_sizes)
+        return device_runner(self._config, plan, self._models, self._device, self._graph_sizes)
 
     def _bind(self, plan: KVCachePlan) -> None:
         device = self._device.torch_device
-        self._model.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
+        self._models.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
 
     def _try_out(self, spec: KVCacheSpec) -> tuple[DeviceMemory, int]:
         """A reading after the trial steps, and the bytes that all graphs would take.

@@ -25,11 +25,12 @@ from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask, masked_rows
-from vllm_lite.spec_decode.drafter import make_drafter
 from vllm_lite.worker.batch import Forward, StepInputs
+from vllm_lite.worker.drafts import StepDrafter
 from vllm_lite.worker.pooling import Pooler
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
-from vllm_lite.worker.request_states import Int64s, RequestStates, StepPlan
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.step_plan import Int64s, StepPlan
 
 UNSOUND_LOGITS = (
     "the model gave this request no usable logits: they are not finite, or every token is banned"
@@ -46,6 +47,7 @@ class ModelRunner:
         inputs: StepInputs,
         forward: Forward,
         device: torch.device,
+        drafter: StepDrafter | None = None,
     ) -> None:
         """`forward`: the model's forward pass over a batch of `inputs`."""
         vocab_size = config.facts.vocab_size
@@ -58,7 +60,7 @@ class ModelRunner:
         self._sampling = SamplingStates(tokens, vocab_size, config.model.seed, device)
         self._sampler = Sampler(tokens, config.model.logprobs_mode)
         self._prompt_logprobs = PromptLogprobs(model, vocab_size)
-        self._drafter = make_drafter(config.speculative)
+        self._drafter = drafter
         pooling = config.facts.pooling
         self._pooler = None if pooling is None else Pooler(cast("PoolingModel", model), pooling)
         self._unread: deque[_Answer] = deque()
@@ -72,27 +74,30 @@ class ModelRunner:
             return DoneOutput(output)
         plan = self._plan(step)
         batch = self._inputs.begin(plan)
-        hidden = self._forward(batch)
+        hidden = every = self._forward(batch)
         if self._requests.prompt_logprobs:
             output.prompt_logprobs = self._prompt_logprobs.collect(hidden, self._requests, plan)
         if self._pooler is not None:
             self._pooler.collect(hidden, self._requests, plan, output)
-        if not len(plan.sampling):
-            return DoneOutput(output)
-        if batch.last_tokens is not None:
-            hidden = hidden[batch.last_tokens]
-        choice = self._choose(hidden, plan, step.token_masks)
-        self._inputs.append(batch, choice.token_ids)
-        answer = _Answer(plan, choice, output, self._requests, self._unread)
-        if not self._inputs.runs_ahead:
+        answer: PendingOutput = DoneOutput(output)
+        if len(plan.sampling):
+            if batch.last_tokens is not None:
+                hidden = hidden[batch.last_tokens]
+            choice = self._choose(hidden, plan, step.token_masks)
+            self._inputs.append(batch, choice.token_ids)
+            answer = _Answer(plan, choice, output, self._requests, self._unread)
+        looks_on = self._drafter is not None and self._drafter.observes
+        if looks_on or not self._inputs.runs_ahead:
             answer.get()
+        if self._drafter is not None and looks_on:
+            self._drafter.observe(every, plan)
         return answer
 
     def _update_requests(self, step: SchedulerOutput) -> None:
         if self._drafter is not None and step.finished_request_ids:
             self._read_all()
             for request_id in step.finished_request_ids:
-                self._drafter.remember(*self._requests.output_of(request_id))
+                self._drafter.remember(request_id)
         for request_id in step.dropped_request_ids:
             slot = self._requests.remove(request_id)
             if slot is not None:

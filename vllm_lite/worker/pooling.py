@@ -21,7 +21,8 @@ from vllm_lite.core.step import ModelRunnerOutput, Pooled
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.models.interfaces import PoolingModel
 from vllm_lite.pooling_params import PoolingParams
-from vllm_lite.worker.request_states import Int32s, RequestStates, StepPlan
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.step_plan import Int32s, StepPlan
 
 UNSOUND_VECTOR = "the model gave this request no usable answer: it is not finite"
 

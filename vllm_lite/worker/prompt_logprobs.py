@@ -13,7 +13,8 @@ from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.worker.profile import MAX_PROMPT_LOGIT_ELEMENTS
-from vllm_lite.worker.request_states import RequestStates, StepPlan
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.step_plan import StepPlan
 
 
 class PromptLogprobs:

@@ -9,64 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.states import TokenTable
-from vllm_lite.spec_decode.drafter import Drafter
 from vllm_lite.worker.block_table import BlockTables
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """The requests and rows of one step, as arrays on the host."""
-
-    request_ids: list[str]  # [R]
-    slots: Int64s  # [R]
-    starts: Int64s  # [R]: position of each request's first token in this step
-    counts: Int64s  # [R]
-    # After how many of its last tokens each request samples, [R].
-    verified: Int64s
-    # A row for each sampled token, [S]: the index of its request in this step, and the slot and
-    # position where the token goes.
-    sampling: Int64s
-    sampling_slots: Int64s
-    sampled_positions: Int64s
-    # Slots of states that the requests [R] and their tokens [T] read and write, -1 for none.
-    state_in: Int32s | None = None
-    state_out: Int32s | None = None
-
-    @property
-    def samples_all(self) -> bool:
-        """Whether a token is sampled after every computed one."""
-        return len(self.sampling) == int(self.counts.sum())
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether every request computes one token and samples the next."""
-        return len(self.sampling) == len(self.slots) and self.samples_all
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether a request samples several tokens."""
-        return len(self.sampling) != np.count_nonzero(self.verified)
-
-    @property
-    def last_tokens(self) -> Int64s:
-        """Index in the step of the token from whose logits each row samples, [S]."""
-        offsets = self.counts.cumsum() - self.counts - self.starts
-        return offsets[self.sampling] + self.sampled_positions - 1
-
-    @property
-    def sampling_ids(self) -> list[str]:
-        """The requests of the rows that sample, in their order."""
-        return [self.request_ids[row] for row in self.sampling.tolist()]
+from vllm_lite.worker.drafts import DraftRows, StepDrafter
+from vllm_lite.worker.step_plan import Int32s, StepPlan
 
 
 @dataclass(slots=True)
@@ -104,14 +55,14 @@ class RequestStates:
         self.prompt_logprobs: dict[int, int] = {}
         # slot -> what is wanted and gathered so far, for the requests that pool.
         self.pooling: dict[int, PoolingProgress] = {}
-        self._vocab_size = config.facts.vocab_size
+        self.vocab_size = config.facts.vocab_size
         self._slots: dict[str, int] = {}
         self._free = list(range(num_slots - 1, -1, -1))
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def plan(self, step: SchedulerOutput, drafter: Drafter | None = None) -> StepPlan:
+    def plan(self, step: SchedulerOutput, drafter: StepDrafter | None = None) -> StepPlan:
         """Turn a step into arrays and count it as computed; all its requests are known here.
 
         Drafts count once they are accepted. A request with fewer drafts than the step allows
@@ -124,15 +75,18 @@ class RequestStates:
         starts = self.num_computed_tokens[slots]
         if drafter is not None or step.drafts:
             known = starts + counts - np.maximum(verified - 1, 0)
+            drafts: list[Sequence[int] | Int32s] = [
+                step.drafts.get(request_id, ()) for request_id in request_ids
+            ]
+            if drafter is not None:
+                has_own = np.fromiter(map(bool, drafts), np.bool_, len(drafts))
+                most = np.where(has_own, 0, np.maximum(verified - 1, 0))
+                found = drafter.propose(DraftRows(slots, starts, known, most))
+                drafts = [own or more for own, more in zip(drafts, found, strict=True)]
             for row in (verified > 1).nonzero()[0].tolist():
-                slot, end = int(slots[row]), int(known[row])
-                tokens = self.tokens.token_ids[slot]
-                drafts: Sequence[int] | Int32s = step.drafts.get(request_ids[row], ())
-                if drafter is not None and not drafts:
-                    most = int(verified[row]) - 1
-                    drafts = drafter.propose(tokens[:end], most, self.scopes[slot])
-                tokens[end : end + len(drafts)] = drafts
-                verified[row] = 1 + len(drafts)
+                end, ids = int(known[row]), drafts[row]
+                self.tokens.token_ids[slots[row], end : end + len(ids)] = ids
+                verified[row] = 1 + len(ids)
             counts = known - starts + np.maximum(verified - 1, 0)
             self.num_computed_tokens[slots] = known
             sampling = np.repeat(np.arange(len(slots)), verified)
@@ -173,7 +127,7 @@ class RequestStates:
         if isinstance(task, PoolingParams):
             self.pooling[slot] = PoolingProgress(task)
             if task.token_type_start is not None:
-                row[task.token_type_start : len(prompt)] += self._vocab_size
+                row[task.token_type_start : len(prompt)] += self.vocab_size
         # A request with outputs had its whole prompt reported before it was preempted.
         elif task.prompt_logprobs is not None and not output:
             self.prompt_logprobs[slot] = task.prompt_logprobs

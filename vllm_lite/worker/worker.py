@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from functools import partial
 
 import torch
 
@@ -26,11 +27,12 @@ from vllm_lite.kernels.cpu.mapped_memory import (
     release_pages,
     return_unused_heap,
 )
-from vllm_lite.loader.load import load_model, save_sharded_state
-from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager
 from vllm_lite.worker.block_table import BlockTables, block_tables
+from vllm_lite.worker.draft_model import Forward
+from vllm_lite.worker.drafters import Models, load_models, make_step_drafter
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
@@ -40,20 +42,22 @@ from vllm_lite.worker.trial_steps import check_answer, sample_steps, timed_step
 
 
 def host_runner(
-    config: VllmConfig, plan: KVCachePlan, model: CausalLM, device: torch.device
+    config: VllmConfig, plan: KVCachePlan, models: Models, device: torch.device
 ) -> ModelRunner:
     """Steps whose inputs are made on the host, layer by layer or as one recorded call."""
     tables = block_tables(config, plan, BlockTables)
-    inputs = HostInputs(RequestStates(config, tables, has_states=plan.num_states > 0), device)
-    if config.model.enforce_eager:
-        return ModelRunner(config, model, inputs, eager(inputs, model.forward), device)
-    # Imported here: a machine with a GPU need not have the compiled module.
-    from vllm_lite.worker.recorded_forward import recorded_forward
+    states = RequestStates(config, tables, has_states=plan.num_states > 0)
+    inputs, model, record = HostInputs(states, device), models.target, None
+    forward: Forward = model.forward
+    if not config.model.enforce_eager:
+        # Imported here: a machine with a GPU need not have the compiled module.
+        from vllm_lite.worker.recorded_forward import recorded_forward
 
-    # The same operations on the same numbers.
-    max_tokens, num_groups = config.scheduler.max_num_batched_tokens, len(plan.groups)
-    forward = recorded_forward(model, max_tokens, num_groups)
-    return ModelRunner(config, model, inputs, eager(inputs, forward), device)
+        # The same operations on the same numbers.
+        record = partial(recorded_forward, num_groups=len(plan.groups))
+        forward = record(model, config.scheduler.max_num_batched_tokens)
+    drafter = make_step_drafter(config, models, states, device, record)
+    return ModelRunner(config, model, inputs, eager(inputs, forward), device, drafter)
 
 
 class Worker:
@@ -67,11 +71,11 @@ class Worker:
         self._start_kernels(config.device, platform.num_compute_threads(tp_size()))
         self._weights = Allocations()
         with packed_weights.owned_by(self._weights):
-            self._model = load_model(config, config.device)
+            self._models = load_models(config, config.device)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of the cache that the model needs."""
-        return self._model.kv_cache_spec()
+        return self._models.kv_cache_spec()
 
     def available_memory(self) -> int:
         """Bytes for the KV cache, once the weights are in memory.
@@ -92,9 +96,9 @@ class Worker:
         """
         device = torch.device(self._config.device)
         caches, states = allocate_kv_cache(plan, device), allocate_states(plan, device)
-        self._model.bind_kv_cache(caches, states)
+        self._models.bind_kv_cache(caches, states)
         self._cache_memory = [*(cache.key for cache in caches[:1]), *(s[0] for s in states[:1])]
-        runner = host_runner(self._config, plan, self._model, device)
+        runner = host_runner(self._config, plan, self._models, device)
         for step in sample_steps(self._config, plan.num_blocks, len(plan.groups)):
             check_answer(self._config, runner.submit(step).get())
         self._runner = runner
@@ -118,7 +122,7 @@ class Worker:
     def refill_weights(self) -> None:
         """Read the weights into their memory again."""
         with packed_weights.owned_by(self._weights):
-            load_model(self._config, self._config.device)
+            load_models(self._config, self._config.device)
         return_unused_heap()
 
     def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
@@ -128,7 +132,7 @@ class Worker:
     def describe(self) -> str:
         """For the log: device, number type, kernels, threads, weights and the time to read them."""
         chosen = f"{self._config.device}, {self._config.model.dtype}, kernels {dispatch.describe()}"
-        stored = describe_weights(stored_weights(self._model))
+        stored = describe_weights(stored_weights(self._models.target))
         return f"{chosen}; {stored}"
 
     def _start_kernels(self, device: str, num_threads: int) -> None:

@@ -18,6 +18,7 @@ from vllm_lite.core.step import (
     TokenLogprobs,
 )
 from vllm_lite.sampling_params import SamplingParams
+from vllm_lite.worker.drafters import Models
 from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.worker import host_runner
@@ -68,10 +69,10 @@ class Stepper:
         self.model.bind_kv_cache(allocate_kv_cache(plan, torch.device("cpu")))
         device = torch.device("cpu")
         if on_host or self.graph_sizes is None:
-            runner = host_runner(config, plan, self.model, device)
+            runner = host_runner(config, plan, Models(self.model), device)
         else:
             sizes = self.graph_sizes
-            runner, _ = device_runner(config, plan, self.model, StandInDevice(), sizes)
+            runner, _ = device_runner(config, plan, Models(self.model), StandInDevice(), sizes)
         self.runner = runner
         self.submit = runner.submit
         self.requests_of_runner = runner._requests

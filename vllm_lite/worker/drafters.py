@@ -1,0 +1,100 @@
+"""The drafter of a worker: its model is loaded, has a part of the cache, and guesses for steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm_lite.config.draft import draft_config
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.layers.attention import LayerCache
+from vllm_lite.layers.state import StateCache
+from vllm_lite.loader.load import load_model
+from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.spec_decode.drafter import Drafter, make_drafter
+from vllm_lite.worker.batch import HostInputs
+from vllm_lite.worker.draft_model import DraftModel, Forward, most_draft_tokens
+from vllm_lite.worker.drafts import DraftRows, StepDrafter
+from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.step_plan import Int32s, StepPlan
+
+_NONE = np.empty(0, np.int32)
+# Makes a faster forward pass of a model, for so many tokens at a time.
+Record = Callable[[CausalLM, int], Forward]
+
+
+class TextDrafts:
+    """Drafts from texts alone, request by request."""
+
+    observes = False
+
+    def __init__(self, drafter: Drafter, states: RequestStates) -> None:
+        self._drafter, self._states = drafter, states
+
+    def propose(self, rows: DraftRows) -> Sequence[Int32s]:
+        """Up to `rows.most` tokens of each request that may follow its known ones."""
+        states = self._states
+        token_ids, scopes = states.tokens.token_ids, states.scopes
+        columns = zip(rows.slots.tolist(), rows.ends.tolist(), rows.most.tolist(), strict=True)
+        return [
+            self._drafter.propose(token_ids[slot, :end], most, scopes[slot]) if most > 0 else _NONE
+            for slot, end, most in columns
+        ]
+
+    def observe(self, hidden: Tensor, plan: StepPlan) -> None:
+        """Do nothing."""
+
+    def remember(self, request_id: str) -> None:
+        """Take note of a request that ended."""
+        self._drafter.remember(*self._states.output_of(request_id))
+
+
+class Models:
+    """The model, and the one that drafts for it; their layers share blocks."""
+
+    def __init__(self, target: CausalLM, draft: CausalLM | None = None) -> None:
+        self.target, self.draft = target, draft
+
+    def kv_cache_spec(self) -> KVCacheSpec:
+        """The cache of the target's layers, then of the draft model's."""
+        spec = self.target.kv_cache_spec()
+        if self.draft is None:
+            return spec
+        return replace(spec, layers=spec.layers + self.draft.kv_cache_spec().layers)
+
+    def bind_kv_cache(self, caches: Sequence[LayerCache], states: Sequence[StateCache]) -> None:
+        """Use these, one for each layer of the spec, from now on."""
+        count = len(self.target.kv_cache_spec().layers)
+        self.target.bind_kv_cache(caches[:count], states)
+        if self.draft is not None:
+            self.draft.bind_kv_cache(caches[count:])
+
+
+def load_models(config: VllmConfig, device: str) -> Models:
+    """The models of `config`, ready to run; raises CheckpointError."""
+    target = load_model(config, device)
+    draft = None if config.draft is None else load_model(draft_config(config), device)
+    return Models(target, draft)
+
+
+def make_step_drafter(
+    config: VllmConfig,
+    models: Models,
+    states: RequestStates,
+    device: torch.device,
+    record: Record | None = None,
+) -> StepDrafter | None:
+    """The drafter of `config` over a runner's `states`; None where nothing is drafted."""
+    if models.draft is not None:
+        own = draft_config(config)
+        forward: Forward = models.draft.forward
+        if record is not None:
+            forward = record(models.draft, most_draft_tokens(own))
+        return DraftModel(own, models.draft, forward, HostInputs(states, device))
+    drafter = make_drafter(config.speculative)
+    return None if drafter is None else TextDrafts(drafter, states)
