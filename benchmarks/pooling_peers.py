@@ -48,8 +48,8 @@ NUM_KEPT = 64
 BATCH_SIZES = (32, 64, 128)
 NUM_SINGLE, NUM_CLIENTS, NUM_LOADED = 300, 64, 1024
 REFERENCE = "st float32"
-# Of the best of sentence-transformers' types of numbers in the first round: what is slower than
-# this share of it is not measured again.
+# Of the best of a peer's types of numbers in the first round: what is slower than this share of it
+# is not measured again.
 HOPELESS = 2 / 3
 OFFLINE, SHARE, READY = "offline, texts/s", "offline, share of the peak", "server ready, s"
 SINGLE, LOADED = "one short text over HTTP, p50, ms", "64 clients, texts/s"
@@ -110,6 +110,7 @@ ENGINES = (
     Engine("st bfloat16", "sentence_transformers", "bfloat16"),
     Engine(REFERENCE, "sentence_transformers", "float32"),
     Engine("vllm bfloat16", "vllm", "bfloat16"),
+    Engine("vllm float32", "vllm", "float32"),
 )
 
 
@@ -154,15 +155,16 @@ class Goal:
         return found <= self.bound if self.sign == "<=" else found >= self.bound
 
 
-ST, COSINE = ("st bfloat16", REFERENCE), "least cosine to st float32"
+ST, VLLM = ("st bfloat16", REFERENCE), ("vllm bfloat16", "vllm float32")
+COSINE = "least cosine to st float32"
 GOALS = (
     Goal(SHARE, "ours bfloat16", 0.75),
     Goal(OFFLINE, "ours bfloat16", 1.5, ST),
     Goal(OFFLINE, "ours int8", 2.5, ST),
-    Goal(OFFLINE, "ours bfloat16", 2.0, ("vllm bfloat16",)),
+    Goal(OFFLINE, "ours bfloat16", 2.0, VLLM),
     Goal(SINGLE, "ours bfloat16", 5.0),
-    Goal(SINGLE, "ours bfloat16", 3.0, ("vllm bfloat16",)),
-    Goal(LOADED, "ours bfloat16", 2.5, ("vllm bfloat16",)),
+    Goal(SINGLE, "ours bfloat16", 3.0, VLLM),
+    Goal(LOADED, "ours bfloat16", 2.5, VLLM),
     Goal(READY, "ours bfloat16", 2.0),
     Goal(COSINE, "ours float32", 0.9999),
     Goal(COSINE, "ours bfloat16", 0.999),
@@ -337,10 +339,11 @@ def table(results: Results) -> str:
 
 
 def is_hopeless(engine: Engine, results: Results) -> bool:
-    """Whether another type of numbers was that much faster in sentence-transformers."""
-    if engine.id not in ST:
+    """Whether another type of numbers was that much faster in the same peer."""
+    if (types := {"vllm": VLLM, "sentence_transformers": ST}.get(engine.module)) is None:
         return False
-    mine, best = results.median(OFFLINE, engine.id), max(results.median(OFFLINE, p) for p in ST)
+    mine = results.median(OFFLINE, engine.id)
+    best = max(results.median(OFFLINE, other) for other in types)
     # The reference's vectors are wanted in any case.
     return 0 < mine < HOPELESS * best and engine.id != REFERENCE
 
@@ -352,7 +355,7 @@ def turns(args: argparse.Namespace, results: Results) -> Iterator[tuple[int, Eng
         # Engines that come first in one round come last in the next.
         for engine in chosen if turn % 2 else chosen[::-1]:
             # No goal is about other types of numbers over HTTP.
-            has_http = args.http and engine.id in ("ours bfloat16", "vllm bfloat16")
+            has_http = args.http and engine.id in ("ours bfloat16", *VLLM)
             for way in ("offline", "http") if has_http else ("offline",):
                 if [turn, engine.id, way] not in results.done and not is_hopeless(engine, results):
                     yield turn, engine, way
