@@ -10,11 +10,13 @@ import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -22,6 +24,7 @@ from starlette.testclient import TestClient
 
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of
+from tests.server.test_scores import engine
 
 SEED = 20261121
 # Requests in all, and the seconds that one may take on a machine that has other work.
@@ -37,30 +40,71 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
+_PAIR = {"text_1": "a b", "text_2": ["c", "d"]}
+_RANKED = {"query": "a", "documents": ["b", {"text": "c d"}]}
+# By the kind of model.
+GOOD_POOLED: dict[str, dict[str, dict[str, Any]]] = {
+    "embed": {
+        "/v1/embeddings": {"input": ["a", [1, 2]]},
+        "/v2/embed": {"model": "tiny", "texts": ["a b"]},
+        "/pooling": {"input": "a b", "task": "token_embed"},
+        "/invocations": {"messages": HI},
+        "/score": _PAIR,
+    },
+    "cross": {"/classify": {"input": "a b"}, "/score": _PAIR, "/v2/rerank": _RANKED},
+}
 MOST_FIELDS = 4
 
-app = app_of(FakeEngineClient())
-schema = schemathesis.openapi.from_dict(app.openapi())
-OPERATIONS = [result.ok() for result in schema.get_all_operations()]
-# Bodies have more to go wrong in than paths.
-EXAMPLES = {True: 130, False: 25}
+
+@dataclass(frozen=True)
+class Tried:
+    """An operation of an application, and a body that is good; None where it takes none."""
+
+    app: FastAPI
+    operation: Any
+    good: dict[str, Any] | None
+    kind: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.operation.method} {self.operation.path} {self.kind}".strip()
+
+    @property
+    def num_examples(self) -> int:
+        """Bodies have more to go wrong in than paths."""
+        return 25 if self.good is None else 50 if self.kind else 130
+
+
+def tried(app: FastAPI, good: dict[str, dict[str, Any]], kind: str = "") -> Iterator[Tried]:
+    """All operations of an application; of one that pools those with a good body."""
+    for result in schemathesis.openapi.from_dict(app.openapi()).get_all_operations():
+        operation = result.ok()
+        if not kind or operation.path in good:
+            yield Tried(app, operation, good.get(operation.path), kind)
+
+
+OPERATIONS = [*tried(app_of(FakeEngineClient()), GOOD)]
+for _kind, _good in GOOD_POOLED.items():
+    OPERATIONS += tried(app_of(engine(_kind)), _good, _kind)
 
 
 class Sender:
     """Sends requests and judges answers."""
 
     def __init__(self) -> None:
-        self.client = TestClient(app, raise_server_exceptions=False)
+        self.clients: dict[int, TestClient] = {}
         self.count = 0
 
-    def send(self, method: str, path: str, body: Any) -> None:
+    def send(self, app: FastAPI, method: str, path: str, body: Any) -> None:
         """One request; raises where the answer shows a fault of the server."""
+        client = self.clients.get(id(app)) or TestClient(app, raise_server_exceptions=False)
+        self.clients[id(app)] = client
         begun = time.monotonic()
         self.count += 1
         if isinstance(body, dict | list | str | int | float | bool) or body is None:
-            answer = self.client.request(method, path, json=body)
+            answer = client.request(method, path, json=body)
         else:
-            answer = self.client.request(method, path)
+            answer = client.request(method, path)
         seconds = time.monotonic() - begun
         assert seconds < MAX_SECONDS, f"{seconds:.0f} s for {body!r:.2000}"
         shown = f"{answer.status_code} {answer.text[:500]} for {method} {path} {body!r:.2000}"
@@ -91,9 +135,9 @@ def mixed(good: dict[str, Any], made: Any, choice: int) -> dict[str, Any]:
     return good | {name: made[name] for name in picked[: 1 + choice % 4] if name != "model"}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
-def test_no_request_is_the_servers_fault(operation: Any, sender: Sender) -> None:
-    good = GOOD.get(operation.path)
+@pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.label)
+def test_no_request_is_the_servers_fault(one: Tried, sender: Sender) -> None:
+    operation, good = one.operation, one.good
     cases = st.one_of(
         operation.as_strategy(),
         operation.as_strategy(generation_mode=GenerationMode.NEGATIVE),
@@ -102,7 +146,7 @@ def test_no_request_is_the_servers_fault(operation: Any, sender: Sender) -> None
     @hypothesis.seed(SEED)
     @hypothesis.given(case=cases, choice=st.integers(0, 2**32 - 1))
     @settings(
-        max_examples=EXAMPLES[good is not None],
+        max_examples=one.num_examples,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -110,13 +154,14 @@ def test_no_request_is_the_servers_fault(operation: Any, sender: Sender) -> None
     )
     def send(case: Any, choice: int) -> None:
         path = case.formatted_path
-        sender.send(case.method, path, case.body)
+        sender.send(one.app, case.method, path, case.body)
         if good is not None:
-            sender.send(case.method, path, mixed(good, case.body, choice))
+            sender.send(one.app, case.method, path, mixed(good, case.body, choice))
 
     send()
 
 
 def test_there_were_enough(sender: Sender) -> None:
-    assert {path for path in GOOD if path not in {one.path for one in OPERATIONS}} == set()
+    with_body = [one.operation.path for one in OPERATIONS if one.good is not None]
+    assert len(with_body) == len(GOOD) + sum(map(len, GOOD_POOLED.values()))
     assert sender.count >= MIN_CASES

@@ -49,6 +49,17 @@ def test_vectors_are_the_first_hidden_state(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(vector, F.normalize(want[0], dim=0), atol=1e-4, rtol=0)
 
 
+def test_a_prompt_may_fill_the_context(tmp_path: Path) -> None:
+    reference, whole = make_encoder("BertModel"), [5 + i % 100 for i in range(64)]
+    reference.save_pretrained(tmp_path)
+    with engine(tmp_path, max_num_batched_tokens=32, max_num_seqs=8) as llm:
+        found = answers(llm, [whole, [7], whole[:40]], PoolingParams(task="embed"))
+        with pytest.raises(RequestError, match="length is 64 tokens, but the prompt has 65"):
+            llm.embed({"prompt_token_ids": [*whole, 5]})
+    want = F.normalize(expected(reference, whole)[0][0], dim=0)
+    torch.testing.assert_close(found[0], want, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize(
     "case", ["BertForSequenceClassification", "ModernBertForSequenceClassification-odd"]
 )
