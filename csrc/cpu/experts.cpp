@@ -171,7 +171,7 @@ struct QuantizedForm {
   }
 };
 
-// Groups of all experts have one size.
+// Groups of all experts have one size, and parts of one read the same rows.
 struct GroupedForm {
   const Linear& p;
   int64_t floats_of_row;
@@ -185,8 +185,13 @@ struct GroupedForm {
   static const GroupedWeight& of(const ExpertWeight& weight) {
     return *static_cast<const GroupedWeight*>(weight.data);
   }
+  static std::span<const GroupedWeight> parts(const ExpertWeight& weight) {
+    return {&of(weight), static_cast<size_t>(weight.num_parts)};
+  }
   int64_t panels(const ExpertWeight& weight) const {
-    return ceil_divide(of(weight).num_outputs, kPanel);
+    int64_t count = 0;
+    for (const GroupedWeight& part : parts(weight)) count += ceil_divide(part.num_outputs, kPanel);
+    return count;
   }
   float* row(int64_t first) const { return rows + first * floats_of_row; }
   void make_rows(const ExpertWeight& weight, const void* x, int64_t first, int64_t count) const {
@@ -194,8 +199,20 @@ struct GroupedForm {
   }
   void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
                 int64_t end) const {
-    kernels().grouped_product(
-        {row(first), p.dtype, count, &of(weight), weight.bias, p.out_dtype, out, p.out_stride}, begin, end);
+    const float* bias = weight.bias;
+    char* columns = static_cast<char*>(out);
+    for (const GroupedWeight& part : parts(weight)) {
+      const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
+      if (begin < num_panels && end > 0) {
+        kernels().grouped_product(
+            {row(first), p.dtype, count, &part, bias, p.out_dtype, columns, p.out_stride},
+            std::max<int64_t>(begin, 0), std::min(end, num_panels));
+      }
+      begin -= num_panels;
+      end -= num_panels;
+      columns += part.num_outputs * bytes_of(p.out_dtype);
+      if (bias != nullptr) bias += part.num_outputs;
+    }
   }
 };
 

@@ -9,8 +9,8 @@ namespace vllm_lite {
 
 // One expert's packed weight. 64-bit numbers, so that Python can write a table of them.
 struct ExpertWeight {
-  const void* data;   // panels, QuantizedParts, or a GroupedWeight
-  int64_t num_parts;  // of QuantizedParts
+  const void* data;   // panels, QuantizedParts, or GroupedWeights whose outputs follow each other
+  int64_t num_parts;  // of QuantizedParts or GroupedWeights
   const float* bias;  // of the outputs, or null
 };
 

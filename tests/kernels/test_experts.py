@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.test_codebooks import random_weight
 from vllm_lite import _cpu
+from vllm_lite.kernels.codebook_weight import CodebookWeight
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
@@ -160,9 +163,18 @@ def test_a_token_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype, sto
 def quantized(stack: Tensor, storage: str, biases: list[Tensor] | None = None) -> Any:
     if storage == "groups":
         return cpu.pack_experts([cpu.pack_grouped(grouped(weight)) for weight in stack], biases)
+    if storage == "books":  # of two parts, which end within a panel
+        sizes, inputs = (24, stack.shape[1] - 24), stack.shape[2]
+        parts = [[books(size, inputs) for size in sizes] for _ in stack]
+        return cpu.pack_experts([tuple(map(cpu.pack_grouped, each)) for each in parts], biases)
     convert, kind = {"Q8_0": (to_q8_0, 8), "Q4_1": (to_q4_1, 3)}[storage]
     rows = [QuantizedRows(convert(weight), kind, weight.shape[1]) for weight in stack]
     return cpu.pack_experts([cpu.pack_quantized([weight]) for weight in rows], biases)
+
+
+def books(outputs: int, inputs: int) -> CodebookWeight:
+    weight = random_weight(2, outputs, inputs)
+    return replace(weight, scales=weight.scales / inputs**0.5)
 
 
 def grouped(weight: Tensor) -> GroupedWeight:
@@ -177,7 +189,7 @@ def grouped(weight: Tensor) -> GroupedWeight:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "groups"])
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "groups", "books"])
 def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage: str) -> None:
     x, ids, weights, *stacks = make((21, 6, 3, 64, 96), dtype)
     biases = [torch.randn(stack.shape[:2]) for stack in stacks]
@@ -186,7 +198,16 @@ def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage
     )
     actual = cpu.experts_mlp(x, ids, weights, gate_up, down, ExpertForm(act="gelu"))
     expected = torch.zeros(x.shape)
-    linear = cpu.grouped_linear if storage == "groups" else cpu.quantized_linear
+
+    def linear(
+        x: Tensor, weight: Any, bias: Tensor, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if not isinstance(weight, tuple):
+            return cpu.quantized_linear(x, weight, bias, out_dtype)
+        parts = bias.split([part.num_outputs for part in weight])
+        made = zip(weight, parts, strict=True)
+        return torch.cat([cpu.grouped_linear(x, *part, out_dtype) for part in made], 1)
+
     for token, experts in enumerate(ids.tolist()):
         for choice, expert in enumerate(experts):
             hidden = linear(x[token : token + 1], gate_up.weights[expert], biases[0][expert])

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import is_compiled, is_deterministic, ops
+from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack
 from vllm_lite.kernels.reference.ops import Ops
+from vllm_lite.quantization.gguf import SideBySide
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
@@ -63,6 +65,8 @@ def experts_kernel(
     """Pack each expert's two kernels; raises CheckpointError if their storage has no kernel."""
     stored = tuple(w for kernel in (*gate_up, *down) for w in getattr(kernel, "stored", ()))
     packed = [_pack(kernels) for kernels in (gate_up, down)]
+    if len({getattr(stack, "storage", None) for stack in packed}) > 1:
+        raise _unpackable()
     return ExpertsKernel(packed[0], packed[1], form, ops(), stored)
 
 
@@ -71,25 +75,48 @@ def _pack(kernels: Sequence[LinearKernel]) -> Any:
         weight = torch.stack([kernel.weight for kernel in kernels])  # type: ignore[attr-defined]
         biases = _biases(kernels)
         return ExpertStack(weight, None if biases is None else torch.stack(biases).float())
-    kinds = (PackedKernel, GroupedKernel) + ((QuantizedKernel,) if is_compiled() else ())
-    if any(getattr(kernel, "rounding", None) is not None for kernel in kernels) or not any(
-        all(isinstance(kernel, kind) for kernel in kernels) for kind in kinds
-    ):
-        raise CheckpointError(
-            "the experts of a mixture cannot be multiplied here as they are quantised; use "
-            "--quantization dequantize for a quantised checkpoint, else leave --quantization out"
-        )
-    weights = [kernel.weight for kernel in kernels]  # type: ignore[attr-defined]
-    return ops().pack_experts(weights, _biases(kernels))
+    weights = [_weights(kernel) for kernel in kernels]
+    if not all(weights):
+        raise _unpackable()
+    packed = [parts[0] if len(parts) == 1 else parts for parts in weights]
+    try:
+        return ops().pack_experts(packed, _biases(kernels))
+    except ValueError:
+        raise _unpackable() from None
+
+
+def _unpackable() -> CheckpointError:
+    return CheckpointError(
+        "the experts of a mixture cannot be multiplied here as they are quantised, or are unlike "
+        "each other; use --quantization dequantize for a quantised checkpoint, else leave "
+        "--quantization out"
+    )
+
+
+def _weights(kernel: LinearKernel) -> tuple[Any, ...]:
+    """The weights of a kernel's parts as `pack_experts` takes them; none: it cannot."""
+    parts = _parts(kernel)
+    if all(isinstance(part, GroupedKernel) and part.rounding is None for part in parts):
+        return tuple(part.weight for part in parts)
+    if len(parts) > 1 or not isinstance(kernel, PackedKernel | QuantizedKernel):
+        return ()
+    weight: object = kernel.weight
+    if isinstance(weight, GroupedParts):  # a GPU's
+        return tuple(part.weight for part in weight.parts)
+    return (weight,) if isinstance(kernel, PackedKernel) or is_compiled() else ()
 
 
 def drop_bias(kernel: LinearKernel) -> None:
     """Set the bias of an expert's layer to zeros."""
-    bias: Tensor | None = getattr(kernel, "bias", None)
-    if bias is not None:
-        bias.zero_()
+    for part in _parts(kernel):
+        if (bias := getattr(part, "bias", None)) is not None:
+            bias.zero_()
+
+
+def _parts(kernel: LinearKernel) -> tuple[Any, ...]:
+    return kernel.kernels if isinstance(kernel, SideBySide) else (kernel,)
 
 
 def _biases(kernels: Sequence[LinearKernel]) -> list[Tensor] | None:
-    biases = [kernel.bias for kernel in kernels]  # type: ignore[attr-defined]
-    return None if biases[0] is None else biases
+    biases = [[part.bias for part in _parts(kernel)] for kernel in kernels]
+    return None if biases[0][0] is None else [torch.cat(parts) for parts in biases]

@@ -84,14 +84,12 @@ class LinearMethods:
         form = forms[layers[0]]
         if form is None:
             return self._plain
-        return NamedMethod(self._by_form(_without_rounding(path, form)), tuple(layers))
-
-
-def _without_rounding(path: str, form: Form) -> Form:
-    """The form as it is multiplied, without rounding where the layer is an expert's."""
-    if isinstance(form, StoredCodes) and ".experts." in path:
-        return replace(form, rounding=None)
-    return form
+        if isinstance(form, StoredCodes) and ".experts." in path:
+            # Whatever their scales are, experts have to be multiplied alike: never by GGUF's types.
+            method = self._by_form(replace(form, rounding=None)).for_vocabulary()
+        else:
+            method = self._by_form(form)
+        return NamedMethod(method, tuple(layers))
 
 
 def _unlike(forms: Mapping[str, Form | str | None]) -> CheckpointError:

@@ -20,15 +20,15 @@ from vllm_lite.kernels.reference.experts import EXPERT_SCORES, SWIGLU, ExpertFor
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.quantized import QuantizedWeight
 
-ExpertWeight = PackedLinear | QuantizedWeight | PackedGrouped
+ExpertWeight = PackedLinear | QuantizedWeight | tuple[PackedGrouped, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Weights [M, N] of E experts, all plain, quantised or grouped."""
+    """Weights [M, N] of E experts, all plain, quantised or grouped, perhaps in parts."""
 
     weights: tuple[ExpertWeight, ...]
-    biases: tuple[Tensor, ...]
+    kept: tuple[Tensor, ...]  # what the table refers to besides
     table: Tensor  # [E, 3] int64: ExpertWeight (csrc/cpu/experts.h)
     num_outputs: int  # M
     num_inputs: int  # N
@@ -36,31 +36,42 @@ class PackedExperts:
     @property
     def storage(self) -> int:
         """ExpertStorage in csrc/cpu/experts.h."""
-        return (PackedLinear, QuantizedWeight, PackedGrouped).index(type(self.weights[0]))
+        return (PackedLinear, QuantizedWeight, tuple).index(type(self.weights[0]))
 
 
 def pack_experts(
-    weights: Sequence[ExpertWeight], biases: Sequence[Tensor] | None = None
+    weights: Sequence[ExpertWeight | PackedGrouped], biases: Sequence[Tensor] | None = None
 ) -> PackedExperts:
-    first = weights[0]
-    sizes = (first.num_outputs, first.num_inputs)
-    entries = []
-    for i, weight in enumerate(weights):
-        if type(weight) is not type(first) or (weight.num_outputs, weight.num_inputs) != sizes:
+    held = [(weight,) if isinstance(weight, PackedGrouped) else weight for weight in weights]
+    sizes = _sizes(held[0])
+    entries, fields = [], []
+    for i, weight in enumerate(held):
+        if type(weight) is not type(held[0]) or _sizes(weight) != sizes:
             raise refuse("pack_experts", "experts must be of one form and size")
         bias = 0
         if biases is not None:
-            check_dense("pack_experts", biases[i], torch.float32, first.num_outputs)
+            check_dense("pack_experts", biases[i], torch.float32, sizes[0])
             bias = biases[i].data_ptr()
         if isinstance(weight, QuantizedWeight):
             entries.append((weight.table.data_ptr(), len(weight.parts), bias))
-        elif isinstance(weight, PackedGrouped):
-            if not isinstance(first, PackedGrouped) or weight.group_size != first.group_size:
-                raise refuse("pack_experts", "experts must have groups of one size")
-            entries.append((weight.fields.data_ptr(), 0, bias))
+        elif isinstance(weight, tuple):
+            fields.append(torch.cat([part.fields for part in weight]))
+            entries.append((fields[-1].data_ptr(), len(weight), bias))
         else:
             entries.append((weight.data.data_ptr(), 0, bias))
-    return PackedExperts(tuple(weights), tuple(biases or ()), torch.tensor(entries), *sizes)
+    kept = (*(biases or ()), *fields)
+    return PackedExperts(tuple(held), kept, torch.tensor(entries), sizes[0], sizes[1])
+
+
+def _sizes(weight: ExpertWeight) -> tuple[int, ...]:
+    """Outputs, inputs and, of grouped weights, inputs that share a scale."""
+    if not isinstance(weight, tuple):
+        return weight.num_outputs, weight.num_inputs
+    groups = {part.group_size for part in weight}
+    num_inputs = {part.num_inputs for part in weight}
+    if len(groups) > 1 or len(num_inputs) > 1:
+        raise refuse("pack_experts", "experts must have groups of one size")
+    return sum(part.num_outputs for part in weight), *num_inputs, *groups
 
 
 def route_topk(

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight, expand_books
+from vllm_lite.kernels.grouped_weight import expand
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.linear import PackedLinear
 
@@ -110,6 +111,21 @@ class ExpertStack:
     weight: Tensor
     bias: Tensor | None = None
 
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.weight.shape[0]
+
+    @property
+    def num_outputs(self) -> int:
+        """M."""
+        return self.weight.shape[1]
+
+    @property
+    def num_inputs(self) -> int:
+        """N."""
+        return self.weight.shape[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertForm:
@@ -124,18 +140,27 @@ class ExpertForm:
 
 
 SWIGLU = ExpertForm()
+ExpertWeight = PackedLinear | PackedWeight
 
 
 def pack_experts(
-    weights: Sequence[PackedLinear | GroupedWeight], biases: Sequence[Tensor] | None = None
+    weights: Sequence[ExpertWeight | tuple[ExpertWeight, ...]],
+    biases: Sequence[Tensor] | None = None,
 ) -> ExpertStack:
     """Prepare weights [M, N] of E experts, from pack_linear or pack_grouped, for `experts_mlp`.
 
-    Biases are [M] float32.
+    One may be a tuple of parts, whose outputs follow each other. Biases are [M] float32.
     """
     bias = None if biases is None else torch.stack(list(biases))
-    values = [w.data if isinstance(w, PackedLinear) else expand(w) for w in weights]
-    return ExpertStack(torch.stack(values), bias)
+    return ExpertStack(torch.stack([_values(weight) for weight in weights]), bias)
+
+
+def _values(weight: ExpertWeight | tuple[ExpertWeight, ...]) -> Tensor:
+    if isinstance(weight, tuple):
+        return torch.cat([_values(part) for part in weight])
+    if isinstance(weight, PackedLinear):
+        return weight.data
+    return expand_books(weight) if isinstance(weight, CodebookWeight) else expand(weight)
 
 
 def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrder:
