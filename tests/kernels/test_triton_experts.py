@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.test_codebooks import random_weight
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.grouped_weight import GroupedWeight, from_gptq, make_grouped
 from vllm_lite.kernels.reference import experts as reference_experts
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 
@@ -79,6 +85,81 @@ def test_experts_mlp(dtype: torch.dtype) -> None:
                 )
                 tolerance = 1e-4 if dtype is torch.float32 else 6e-3
                 torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def words(*shape: int) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
+
+
+def integers(outputs: int, inputs: int, is_ordered: bool = True) -> GroupedWeight:
+    """Four bits in groups of 32."""
+    groups = torch.arange(inputs) // 32
+    groups = groups if is_ordered else groups[torch.randperm(inputs)]
+    scales = (torch.rand(inputs // 32, outputs) / 16).half()
+    zeros = words(inputs // 32, outputs // 8)
+    return from_gptq(words(inputs // 8, outputs), zeros, scales, groups.int())
+
+
+def around_the_middle(outputs: int, inputs: int) -> GroupedWeight:
+    codes = torch.randint(16, (outputs, inputs), dtype=torch.uint8)
+    return make_grouped(codes, torch.rand(outputs, inputs // 32) / 16, 4, offset=8)
+
+
+def small_floats(outputs: int, inputs: int) -> GroupedWeight:
+    """Four bits that choose of a table, with scales of two levels."""
+    codes = torch.randint(16, (outputs, inputs), dtype=torch.uint8)
+    scales = torch.rand(outputs, inputs // 16).to(torch.float8_e4m3fn)
+    table = torch.linspace(-6, 6, 16) / 16
+    supers = torch.rand(outputs, 1)
+    return ops.pack_grouped(make_grouped(codes, scales, 4, super_scales=supers, table=table))
+
+
+def books(outputs: int, inputs: int) -> CodebookWeight:
+    return random_weight(2, outputs, inputs)
+
+
+Make = Callable[[int, int], PackedWeight]
+
+
+@pytest.mark.parametrize(
+    "makes",
+    [
+        (integers,),
+        (partial(integers, is_ordered=False), integers),
+        (around_the_middle, integers),
+        (small_floats,),
+        (books,),
+    ],
+    ids=["integers", "one in another order", "zero points or none", "floats", "books"],
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_experts_of_packed_weights(makes: tuple[Make, ...], has_bias: bool) -> None:
+    for tokens, experts, choices in CASES[:3]:
+        x = torch.randn(tokens, 96)
+        weights, ids = reference_experts.route_topk(
+            torch.randn(tokens, experts), Routing(top_k=choices)
+        )
+        layers = []
+        for outputs, inputs in ((64, 96), (96, 32)):
+            made = [makes[i % len(makes)] for i in range(experts)]
+            half = outputs // 2
+            parts = [(make(half, inputs), make(outputs - half, inputs)) for make in made]
+            if makes[0] is not books:
+                parts = [(make(outputs, inputs),) for make in made]  # type: ignore[misc]
+            layers.append((parts, list(torch.randn(experts, outputs)) if has_bias else None))
+        ours = [ops.pack_experts(*layer) for layer in layers]
+        theirs = [reference_experts.pack_experts(*layer) for layer in layers]
+        got = ops.experts_mlp(x, ids, weights, *ours)
+        want = reference_experts.experts_mlp(x, ids, weights, *theirs)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+
+
+def test_experts_unlike_each_other_are_refused() -> None:
+    one = around_the_middle(32, 64)
+    other = make_grouped(torch.zeros(32, 64, dtype=torch.uint8), torch.ones(32, 1), 4, offset=8)
+    for unlike in (other, integers(64, 64), random_weight(2, 32, 64)):
+        with pytest.raises(ValueError, match="experts must"):
+            ops.pack_experts([one, unlike])
 
 
 def test_any_routing_fits_the_tiles() -> None:

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as GGML
 
 pytest.importorskip("triton")
 
+from tests.models import test_aqlm
 from tests.models import test_quantized_checkpoints as checkpoints
 from tests.models.checkpoints import make_model, save
 from tests.models.gpu_ops import reference_ops, selected, triton_ops
@@ -20,6 +21,8 @@ from tests.models.test_gguf import IDS, SIZES, write_gguf
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.kernels.stacked_weights import QuantizedStack
+from vllm_lite.layers.experts import SparseMLP
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.scaled import ScaledKernel
@@ -124,6 +127,39 @@ def test_codes_of_checkpoints(name: str, tmp_path: Path) -> None:
     assert sum(isinstance(kernel, ScaledKernel) for kernel in kernels(model)) == 4
     exact = continued(load(plain))[1][0]
     assert float((continued(model)[1][0] - exact).norm() / exact.norm()) < 0.3
+
+
+MIXTURE: dict[str, Any] = {
+    **ODD,
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+}
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq act-order", "fp8 static", "aqlm"])
+def test_experts_of_checkpoints_stay_as_they_are_stored(name: str, tmp_path: Path) -> None:
+    cases = checkpoints.PACKED | checkpoints.CODES
+    cases["aqlm"] = (test_aqlm.FORMS["2x8"], test_aqlm.written(2), {})
+    settings, quantise, *_ = cases[name]
+    sizes = MIXTURE | {"hidden_size": 128, "moe_intermediate_size": 128}
+    packed, plain = write_pair(tmp_path, settings, quantise, "qwen3_moe", **sizes)
+    model = check_equal(packed)
+    (mixture,) = (m for m in model.modules() if isinstance(m, SparseMLP))
+    values = 128 * 128
+    assert sum(part.nbytes for part in mixture.kernel.down.parts) < 3 * values * 1.1
+    if "fp8" not in name:  # whose other layers round their inputs
+        want = continued(load(plain))[1]
+        torch.testing.assert_close(continued(model)[1], want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp4"])
+def test_experts_are_rounded_as_they_are_loaded(name: str, tmp_path: Path) -> None:
+    path = save(make_model("qwen3_moe", **MIXTURE), tmp_path)
+    model = check_equal(path, quantization=name)
+    (mixture,) = (m for m in model.modules() if isinstance(m, SparseMLP))
+    assert isinstance(mixture.kernel.gate_up, QuantizedStack)
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

@@ -206,14 +206,14 @@ def codebook_linear(
     codebook_linear_kernel[(tiles, parts)](
         to,
         x,
-        *_planes(weight),
+        *planes_of(weight),
         out if bias is None else bias,
         num_rows,
         num_outputs,
         weight.num_inputs,
         x.stride(0),
         parts,
-        **_kind(weight),
+        **kind_of(weight),
         HAS_BIAS=bias is not None and parts == 1,
         **launch,
     )
@@ -228,22 +228,23 @@ def expand_codebook(weight: CodebookWeight, dtype: torch.dtype) -> Tensor:
     out = weight.codes.new_empty(shape, dtype=dtype)
     grid = (triton.cdiv(shape[1], _STEP), triton.cdiv(shape[0], _EXPANDED_OUTPUTS))
     expand_codebook_kernel[grid](
-        out, *_planes(weight), *shape, **_kind(weight), BLOCK_N=_EXPANDED_OUTPUTS
+        out, *planes_of(weight), *shape, **kind_of(weight), BLOCK_N=_EXPANDED_OUTPUTS
     )
     return out
 
 
-def _planes(weight: CodebookWeight) -> list[Tensor]:
+def planes_of(weight: CodebookWeight) -> list[Tensor]:
+    """The planes as kernel arguments, with a placeholder for absent ones."""
     codes = weight.codes
     planes = (weight.high_codes, weight.signs, weight.odds)
     stored = [codes if plane is None else plane for plane in planes]
     return [codes, *stored, weight.scales, weight.books]
 
 
-def _kind(weight: CodebookWeight) -> dict[str, int | bool]:
+def kind_of(weight: CodebookWeight) -> dict[str, int | bool]:
     return {
         "VECTOR": weight.vector,
-        "BOOKS": len(weight.books),
+        "BOOKS": len(weight.codes),
         "HIGH": weight.high_bits,
         "HAS_SIGNS": weight.signs is not None,
         "GROUP": 0 if weight.odds is None else weight.group_size,

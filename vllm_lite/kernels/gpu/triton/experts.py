@@ -7,15 +7,18 @@ not depend on the routing, return at once. Sorting counts first, so that results
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, activation
 from vllm_lite.kernels.gpu.triton.linear import tile_of
+from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.reference.experts import (
     SWIGLU,
     ExpertForm,
@@ -24,8 +27,10 @@ from vllm_lite.kernels.reference.experts import (
     Routing,
     max_tiles,
 )
+from vllm_lite.kernels.stacked_weights import QuantizedStack, stack_weights
 
 _SORT_BLOCK = 1024
+Stack = ExpertStack | QuantizedStack
 
 
 # What a choice skips, and what it takes last: NaN and experts of other groups.
@@ -280,20 +285,29 @@ def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrde
     return ExpertOrder(pairs, expert_of_tile, tile_size)
 
 
+def pack_experts(
+    weights: Sequence[PackedWeight | tuple[PackedWeight, ...]],
+    biases: Sequence[Tensor] | None = None,
+) -> QuantizedStack:
+    parts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
+    return stack_weights(parts, biases)
+
+
 def experts_mlp(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: ExpertStack,
-    down: ExpertStack,
+    gate_up: Stack,
+    down: Stack,
     form: ExpertForm = SWIGLU,
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """As in `reference`; weighted results are rounded to x's type before they are summed."""
     num_tokens, top_k = ids.shape
-    num_experts = len(gate_up.weight)
-    tile = tuning.product_tile("experts", triton.cdiv(num_tokens * top_k, num_experts), x.device)
+    num_experts = gate_up.num_experts
+    kind = "experts" if isinstance(gate_up, ExpertStack) else "int4_groups"
+    tile = tuning.product_tile(kind, triton.cdiv(num_tokens * top_k, num_experts), x.device)
     order = order_by_expert(ids - first_expert, num_experts, tile.block_m)
     shares: Tensor | None = weights.contiguous()
     if form.scales_inputs:
@@ -305,8 +319,8 @@ def experts_mlp(
     return results.view(num_tokens, top_k, -1).sum(1, dtype=out_dtype)
 
 
-def _hidden(made: Tensor, down: ExpertStack, form: ExpertForm) -> Tensor:
-    size = down.weight.shape[2]
+def _hidden(made: Tensor, down: Stack, form: ExpertForm) -> Tensor:
+    size = down.num_inputs
     if made.shape[1] == size:
         return activation(made, form.act, out=made)
     if form.limit != math.inf or form.shift != 0.0:
@@ -317,19 +331,22 @@ def _hidden(made: Tensor, down: ExpertStack, form: ExpertForm) -> Tensor:
 
 def _experts_linear(
     x: Tensor,
-    stack: ExpertStack,
+    stack: Stack,
     order: ExpertOrder,
     tile: tuning.ProductTile,
     pairs_per_row: int,
     pair_weights: Tensor | None,
 ) -> Tensor:
     """Multiply each pair's row of x by its expert's weight [E, M, N] and its share: [T * K, M]."""
-    weight = stack.weight
-    num_outputs, num_inputs = weight.shape[1:]
+    num_outputs, num_inputs = stack.num_outputs, stack.num_inputs
     num_pairs = len(x) * pairs_per_row
     tiles = len(order.expert_of_tile)
     # Pairs of other ranks' experts are in no tile and stay zero.
     out = x.new_zeros((num_pairs, num_outputs))
+    if isinstance(stack, QuantizedStack):
+        quantized_experts_linear(out, x, stack, order, tile, pairs_per_row, pair_weights)
+        return out
+    weight = stack.weight
     experts_linear_kernel[(tiles * triton.cdiv(num_outputs, tile.block_n),)](
         out,
         x,

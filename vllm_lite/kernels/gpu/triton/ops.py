@@ -20,7 +20,12 @@ from vllm_lite.kernels.gpu.triton.encoder import (
     encoder_embedding,
     segment_sum,
 )
-from vllm_lite.kernels.gpu.triton.experts import experts_mlp, order_by_expert, route_topk
+from vllm_lite.kernels.gpu.triton.experts import (
+    experts_mlp,
+    order_by_expert,
+    pack_experts,
+    route_topk,
+)
 from vllm_lite.kernels.gpu.triton.grouped_linear import (
     expand_grouped,
     grouped_linear,
@@ -59,7 +64,6 @@ from vllm_lite.kernels.gpu.triton.sampling import (
 from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear
 from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
-from vllm_lite.kernels.reference.experts import pack_experts
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
 from vllm_lite.kernels.reference.rounding import round_activations
