@@ -108,7 +108,10 @@ def shard_tensors(
 def write_shards(
     tensors: Iterable[tuple[str, Tensor]], directory: Path, pattern: str, max_size: int
 ) -> None:
-    """Write this rank's files of at most `max_size` bytes, or of one tensor."""
+    """Write this rank's files of at most `max_size` bytes, or of one tensor.
+
+    Raises CheckpointError for a tensor that is no part of a weight.
+    """
     for part, held in enumerate(_batches(tensors, max_size)):
         save_file(held, directory / file_name(pattern, tp_rank(), part))
 
@@ -116,6 +119,11 @@ def write_shards(
 def _batches(tensors: Iterable[tuple[str, Tensor]], max_size: int) -> Iterator[dict[str, Tensor]]:
     held: dict[str, Tensor] = {}
     for name, tensor in tensors:
+        if name.endswith(".codebooks"):
+            raise CheckpointError(
+                f"{name!r} is a book for all ranks, which a sharded state cannot hold; serve the "
+                "AQLM checkpoint as it is"
+            )
         if held and sum(t.nbytes for t in held.values()) + tensor.nbytes > max_size:
             yield held
             held = {}
