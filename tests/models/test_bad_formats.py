@@ -23,6 +23,8 @@ from safetensors.torch import load_file, save_file
 from tests.attack.mutate_checkpoints import damaged_bytes, write_gguf
 from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
+from tests.models.test_aqlm import FORMS as AQLM
+from tests.models.test_aqlm import written
 from tests.models.test_experts import write_float4_experts
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, TERNARY, logits
@@ -35,6 +37,7 @@ VALUES: list[Any] = [0, -7, 5, 48, 10**9, "x", "", None, [], {}, True, 2.5, ["x"
 ALL = FORMATS | {name: (*CODES[name], SQUARE if "blocks" in name else SIZES) for name in CODES}
 ALL |= {name: (*CASES[name][:2], SQUARE if "blocks" in name else SIZES) for name in CASES}
 ALL |= {f"bitnet {name}": (*TERNARY[name], SIZES) for name in TERNARY}
+ALL |= {f"aqlm {name}": (AQLM[name], written(AQLM[name]["num_codebooks"]), SIZES) for name in AQLM}
 BITS = ("bits", "w_bit", "wbits", "nbits", "num_bits")
 GROUP_SIZES = ("group_size", "q_group_size", "groupsize")
 Tensors = dict[str, torch.Tensor]
@@ -118,6 +121,7 @@ MISTAKES: dict[str, Callable[[Tensors, str], Tensors]] = {
     **dict.fromkeys((".absmax", "_scale_inv", "_scales", "scale_packed"), _lacking),
     **dict.fromkeys(("qweight", ".weight", "W_q", "_qdata", "weight_packed", ".B"), _halved),
     **dict.fromkeys(("_blocks", "quant_map", "nested_quant_map", "_global_scale"), _halved),
+    **dict.fromkeys((".codes", ".codebooks"), _halved),
     **dict.fromkeys(("qzeros", "zero_point", ".zero", "g_idx", "meta", ".B_meta"), _all_ones),
 }
 

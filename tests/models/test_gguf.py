@@ -29,7 +29,10 @@ SIZES: dict[str, Any] = {
     "head_dim": HEAD_SIZE,
     "rms_norm_eps": 1e-5,
 }
-SIMPLE = [GGML.F32, GGML.F16, GGML.BF16, GGML.Q4_0, GGML.Q4_1, GGML.Q5_0, GGML.Q5_1, GGML.Q8_0]
+SIMPLE = [
+    *(GGML.F32, GGML.F16, GGML.BF16, GGML.Q4_0, GGML.Q4_1, GGML.Q5_0, GGML.Q5_1, GGML.Q8_0),
+    *(GGML.MXFP4, GGML.TQ1_0, GGML.TQ2_0),
+]
 # Bytes of a block that are float16 scales; any other byte is free. gguf cannot write these types.
 RANDOM_SCALES = {
     GGML.IQ4_NL: (0,),
@@ -38,6 +41,16 @@ RANDOM_SCALES = {
     GGML.Q4_K: (0, 2),
     GGML.Q5_K: (0, 2),
     GGML.Q6_K: (208,),
+    GGML.IQ1_S: (0,),
+    GGML.IQ1_M: (),
+    GGML.IQ2_XXS: (0,),
+    GGML.IQ2_XS: (0,),
+    GGML.IQ2_S: (0,),
+    GGML.IQ3_XXS: (0,),
+    GGML.IQ3_S: (0,),
+    GGML.IQ4_XS: (0,),
+    GGML.NVFP4: (),
+    GGML.Q1_0: (0,),
 }
 Array = np.ndarray[Any, Any]
 
@@ -58,6 +71,10 @@ def packed(values: Array, kind: GGML, rng: np.random.Generator) -> Array:
     for offset in RANDOM_SCALES[kind]:
         scale = rng.uniform(1e-4, 1e-3, (*shape[:-1], 1)).astype("<f2")
         data[..., offset : offset + 2] = scale.view(np.uint8)
+    if kind is GGML.IQ1_M:  # the four highest bits of its scale
+        data[..., 55] = data[..., 55] & 15 | 0x10
+    if kind is GGML.NVFP4:  # scales from 1/64 on
+        data[..., :4] = data[..., :4] & 7 | 8
     return data.reshape(*values.shape[:-1], -1)
 
 
@@ -141,7 +158,11 @@ def assert_equal_to_transformers(path: Path, reference: Any, permuted: bool) -> 
     torch.testing.assert_close(got, want, atol=1e-4 * max(1.0, float(want.abs().max())), rtol=0)
 
 
-@pytest.mark.parametrize("kind", [*SIMPLE, *RANDOM_SCALES], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in (*SIMPLE, *RANDOM_SCALES) if kind is not GGML.Q1_0],  # gguf cannot read it
+    ids=lambda kind: kind.name,
+)
 def test_every_storage_type(kind: GGML, tmp_path: Path) -> None:
     reference = make_model("llama", **SIZES)
     path = write_gguf(tmp_path / "m.gguf", "llama", reference, kind)

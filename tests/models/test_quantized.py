@@ -13,13 +13,13 @@ from gguf.quants import dequantize
 
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
-from tests.models.test_gguf import IDS, RANDOM_SCALES, SIZES, write_gguf
+from tests.models.test_gguf import IDS, RANDOM_SCALES, SIMPLE, SIZES, write_gguf
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.quantization.ggml_blocks import to_q4_1, to_q8_0
 from vllm_lite.quantization.quantized import QuantizedKernel
 
-KINDS = [GGML.Q4_0, GGML.Q4_1, GGML.Q5_0, GGML.Q5_1, GGML.Q8_0, *RANDOM_SCALES]
+KINDS = [*SIMPLE[3:], *RANDOM_SCALES]
 
 
 def logits(model: Any) -> torch.Tensor:

@@ -73,6 +73,7 @@ GGML_TYPES = {
     39: GGMLType("MXFP4", 32, 17),
     40: GGMLType("NVFP4", 64, 36),
     41: GGMLType("Q1_0", 128, 18),
+    42: GGMLType("Q2_0", 64, 18),
 }
 
 
