@@ -169,8 +169,8 @@ def test_penalties_forget_drafts_that_came_to_nothing(drafts: list[list[int]]) -
     [
         (
             {"method": "tree", "num_speculative_tokens": 2},
-            r"method tree .*use suffix or ngram",
-            None,
+            r"method must be one of ngram.* not 'tree'",
+            UsageError,
         ),
         ({"method": "ngram"}, "num_speculative_tokens", UsageError),
         ({"num_speculative_tokens": 2}, "no method", UsageError),

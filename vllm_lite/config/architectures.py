@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from vllm_lite.config.families import (
     classics,
+    drafts,
     encoders,
     experts,
     llama,
@@ -30,6 +31,8 @@ ARCHITECTURES: Mapping[str, Architecture] = _TEXT_MODELS | {
     )
     for name in _TEXT_PARTS
 }
+
+DRAFTS: Mapping[str, Architecture] = {row.name: row for row in drafts.ROWS}
 
 # GGUF's general.architecture to the row of the class that runs it.
 GGUF_ARCHITECTURES: Mapping[str, Architecture] = {

@@ -65,12 +65,14 @@ def read_facts(
     config_format: str = "auto",
     disable_sliding_window: bool = False,
     model_impl: str = "auto",
+    row: Architecture | None = None,
 ) -> ModelFacts:
     """The facts of the model at `path`, a directory or a .gguf file, with overrides applied.
 
     `hf_config_path` is another directory, or config.json, that describes the weights; of files of
     both layouts `config_format` chooses, and auto takes params.json where it stands alone. With
-    disable_sliding_window, all layers attend to everything and max_position is the window.
+    disable_sliding_window, all layers attend to everything and max_position is the window. `row` is
+    the architecture, if not the one that the description names.
     """
     gguf = read_gguf(path) if path.endswith(".gguf") else None
     if hf_config_path or gguf is None:
@@ -82,7 +84,7 @@ def read_facts(
     overrides = hf_overrides or {}
     merged = with_quantization({**raw, **overrides}, Path(path))
     check_sendable(path, merged)
-    row = _architecture(path, merged, model_impl)
+    row = row or _architecture(path, merged, model_impl)
     if row is None:
         return _of_transformers(path, merged, disable_sliding_window)
     hf = family_config(path, row, merged, has_class_defaults=gguf is None)

@@ -17,7 +17,7 @@ from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.checkpoint import check_sizes, read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_QUANTIZATION, DEMO_SAMPLING, is_demo
 from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
-from vllm_lite.config.draft import find_draft
+from vllm_lite.config.draft import find_draft, served_speculator
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
@@ -163,6 +163,12 @@ def _find_model(values: Json) -> tuple[ModelFacts, ModelFacts | None]:
     overrides = dict(values.get("hf_overrides", {}))
     # The description comes first: an unsupported model is refused before its weights are fetched.
     path = resolve_model_source(name, weights=False, **source)
+    if told := served_speculator(path):
+        drafts = {"model": path, "num_speculative_tokens": told["num_speculative_tokens"]}
+        values["speculative_config"] = {**drafts, **(values.get("speculative_config") or {})}
+        values.setdefault("served_model_name", [name])
+        values["model"] = name = told["model"]
+        path = resolve_model_source(name, weights=False, **source)
     facts = read_facts(
         path,
         hf_overrides=overrides,

@@ -162,11 +162,11 @@ class ResidualNorm:
         self._before = before
         self._after = after
         self._scales = scale, stream_scale
-        self._is_plain = scale == stream_scale == 1.0
+        self.is_plain = scale == stream_scale == 1.0
         self._ops = ops()
         if renews_stream:
             self.add_and_norm = self._renew  # type: ignore[method-assign]
-        elif before is not None and after is None and self._is_plain:
+        elif before is not None and after is None and self.is_plain:
             # The norm's fused operation does all of it.
             self.add_and_norm = before.add_and_norm  # type: ignore[method-assign]
             self.normed_product = before.normed_product  # type: ignore[method-assign]
@@ -180,7 +180,7 @@ class ResidualNorm:
             return (x if self._before is None else self._before.forward(x)), x
         if self._after is not None:
             x = self._after.forward(x, out=x)
-        if self._before is not None and self._is_plain:
+        if self._before is not None and self.is_plain:
             return self._before.add_and_norm(x, residual)
         total = self._ops.scaled_add(x, residual, *self._scales, out=residual)
         return (total if self._before is None else self._before.forward(total)), total

@@ -148,11 +148,7 @@ def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
 
     Those with bitsandbytes' scales beside them are bytes, whatever type holds them.
     """
-    if load.load_format in SHARDED:
-        opened = open_shards(directory, load)
-    else:
-        chosen, files = _files_of(directory, load, lambda name: torch.float32)
-        opened = [chosen.open(path, load) for path in files]
+    opened = _opened(directory, load)
     names = {name for file in opened for name in file.names()}
     return {
         name.rpartition(".")[0]: file.entry(name)[0] in FLOATS and f"{name}.absmax" not in names
@@ -160,6 +156,18 @@ def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
         for name in file.names()
         if name.rpartition(".")[2] in _MATRICES
     }
+
+
+def tensor_names(directory: Path, load: LoadConfig) -> list[str]:
+    """The names of all tensors in `directory`."""
+    return [name for file in _opened(directory, load) for name in file.names()]
+
+
+def _opened(directory: Path, load: LoadConfig) -> list[TensorFile]:
+    if load.load_format in SHARDED:
+        return open_shards(directory, load)
+    chosen, files = _files_of(directory, load, lambda name: torch.float32)
+    return [chosen.open(path, load) for path in files]
 
 
 def open_shards(directory: Path, load: LoadConfig) -> list[TensorFile]:

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.architectures import ARCHITECTURES, DRAFTS
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.quantized.registry import read_scheme, rounding_of
@@ -47,7 +47,7 @@ from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.heads import head_of_tokens, head_rules, with_dense
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.options import BuildOptions
-from vllm_lite.models.registry import AnyModel, get_model_class
+from vllm_lite.models.registry import AnyModel, get_model_class, marks_of
 from vllm_lite.progress import progress_bar
 from vllm_lite.quantization.registry import LinearMethods
 
@@ -137,11 +137,16 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         own,
         is_text_part=row is not None and row.is_text_part,
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
+        marks=marks_of(facts),
     )
     stored = _plain_layers(config, scheme)
     if config.load.load_format in SHARDED:  # whose names are the model's own
         stored = {rules.source_of(layer): is_plain for layer, is_plain in stored.items()}
-    held = {rules.name_of(layer): is_plain for layer, is_plain in stored.items()}
+    held = {
+        rules.name_of(layer): is_plain
+        for layer, is_plain in stored.items()
+        if rules.has_place(f"{layer}.")
+    }
     if scheme is not None and scheme.in_flight is not None and held and all(held.values()):
         scheme, held = Scheme(scheme.in_flight, patterns=scheme.patterns), {}
     rounding = rounding_of(config.model.quantization, config.model.quantization_config, facts)
@@ -262,6 +267,8 @@ def _of_folder(config: VllmConfig, folder: str) -> Iterator[StoredTensor]:
 
 def _is_for_drafts(facts: ModelFacts, name: str) -> bool:
     """Whether a tensor is of layers after the last one, which predict tokens further ahead."""
+    if facts.architecture in DRAFTS:
+        return False
     if re.match(r"(model\.)?mtp[._]", name):
         return True
     hf, found = facts.hf_config, re.match(r"(?:model\.layers|blk)\.(\d+)\.", name)

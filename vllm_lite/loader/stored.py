@@ -28,6 +28,7 @@ _NARROW = {
     "I8": torch.int8,
     "I16": torch.int16,
     "I32": torch.int32,
+    "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }

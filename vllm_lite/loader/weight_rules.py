@@ -295,11 +295,19 @@ class WeightRules:
     """The rules of one checkpoint; a later rule for a layer replaces an earlier one."""
 
     def __init__(
-        self, rules: Iterable[AnyRule], *, is_text_part: bool = False, may_lack_root: bool = False
+        self,
+        rules: Iterable[AnyRule],
+        *,
+        is_text_part: bool = False,
+        may_lack_root: bool = False,
+        marks: Mapping[str, str] | None = None,
     ) -> None:
-        """With is_text_part, rules are for names without what marks the text model's tensors."""
+        """With is_text_part, rules are for names without what marks the text model's tensors.
+
+        Else `marks` are what names may begin with, and what takes its place.
+        """
         rules = list(rules)
-        self._marks = _TEXT_MARKS if is_text_part else {"": ""}
+        self._marks = dict(marks) if marks else (_TEXT_MARKS if is_text_part else {"": ""})
         if may_lack_root:
             self._marks = _ROOTS | self._marks
         self._stacks = {rule.source: rule for rule in rules if isinstance(rule, Stack)}

@@ -52,6 +52,7 @@ class SelfAttention(nn.Module):
         hidden_size: int,
         options: BuildOptions,
         tables: RotaryTables,
+        input_size: int = 0,
     ) -> None:
         super().__init__()
         heads = head_shards(spec.num_heads, spec.num_kv_heads)[0]
@@ -62,7 +63,7 @@ class SelfAttention(nn.Module):
             name, self.forward = "qkvg_proj", self._forward_gated  # type: ignore[method-assign]
         projection = QKVParallelLinear(
             options.at(name).linear_method,
-            hidden_size,
+            input_size or hidden_size,
             (spec.head_size, value_size),
             spec.num_heads,
             spec.num_kv_heads,
@@ -70,8 +71,7 @@ class SelfAttention(nn.Module):
             has_gate=spec.has_output_gate,
         )
         self.add_module(name, projection)
-        # Of one, so that it is no second submodule.
-        self._product = (projection,)
+        self._product = (projection,)  # of one, so that it is no second submodule
         self._heads = projection.heads
         self.o_proj = RowParallelLinear(
             options.at("o_proj").linear_method,
@@ -306,7 +306,7 @@ class Decoder(nn.Module):
         self.norm = (
             make_norm(spec.norm, spec.hidden_size, options.dtype) if spec.has_last_norm else None
         )
-        self._leave = join_stream(self.norm, last, spec.residual_scale)
+        self.leave = join_stream(self.norm, last, spec.residual_scale)
 
     def _make_entrance(self, spec: DecoderSpec, options: BuildOptions) -> None:
         self.embed_tokens = VocabParallelEmbedding(
@@ -343,7 +343,7 @@ class Decoder(nn.Module):
         residual: Tensor | None = None
         for layer in self.layers:
             hidden, residual = layer.forward(positions, hidden, residual)
-        return self._leave.add_and_norm(hidden, residual)[0]
+        return self.leave.add_and_norm(hidden, residual)[0]
 
 
 class DecoderForCausalLM(nn.Module):

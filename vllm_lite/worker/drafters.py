@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vllm_lite.config.architectures import DRAFTS
 from vllm_lite.config.draft import draft_config
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
+from vllm_lite.loader.heads import with_stored_tensors
 from vllm_lite.loader.load import load_model
+from vllm_lite.models.eagle3 import tapped_layers
 from vllm_lite.models.interfaces import CausalLM
+from vllm_lite.models.taps import TappedForward
 from vllm_lite.spec_decode.drafter import Drafter, make_drafter
 from vllm_lite.worker.batch import HostInputs
+from vllm_lite.worker.custom_drafts import CustomDrafts
+from vllm_lite.worker.draft_heads import HeadDrafts, MedusaDrafts
 from vllm_lite.worker.draft_model import DraftModel, Forward, most_draft_tokens
 from vllm_lite.worker.drafts import DraftRows, StepDrafter
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, StepPlan
 
 _NONE = np.empty(0, np.int32)
-# Makes a faster forward pass of a model, for so many tokens at a time.
-Record = Callable[[CausalLM, int], Forward]
+# Makes a faster forward pass of a model, for so many tokens at a time; or of another `forward`.
+Record = Callable[..., Forward]
 
 
 class TextDrafts:
@@ -55,13 +62,15 @@ class TextDrafts:
 
 
 class Models:
-    """The model, and the one that drafts for it; their layers share blocks."""
+    """The model, and what drafts for it, another one or a head; their layers share blocks."""
 
-    def __init__(self, target: CausalLM, draft: CausalLM | None = None) -> None:
+    def __init__(self, target: CausalLM, draft: Any = None, taps: Sequence[int] = ()) -> None:
+        """`taps`: layers of the target whose inputs the draft reads."""
         self.target, self.draft = target, draft
+        self.tapped = TappedForward(target, taps) if taps else None
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """The cache of the target's layers, then of the draft model's."""
+        """The cache of the target's layers, then of the draft's."""
         spec = self.target.kv_cache_spec()
         if self.draft is None:
             return spec
@@ -78,8 +87,40 @@ class Models:
 def load_models(config: VllmConfig, device: str) -> Models:
     """The models of `config`, ready to run; raises CheckpointError."""
     target = load_model(config, device)
-    draft = None if config.draft is None else load_model(draft_config(config), device)
-    return Models(target, draft)
+    if config.draft is None:
+        return Models(target)
+    own = draft_config(config)
+    if config.draft.architecture not in DRAFTS:
+        return Models(target, load_model(own, device))
+    head: Any = load_model(with_stored_tensors(own), device)
+    head.share(target)
+    taps: Sequence[int] = ()
+    if config.speculative.method == "eagle3":
+        taps = tapped_layers(own.facts, config.facts.num_layers)
+    return Models(target, head, taps)
+
+
+def target_forward(
+    config: VllmConfig,
+    models: Models,
+    drafter: StepDrafter | None,
+    record: Record | None = None,
+) -> Forward:
+    """The target's forward pass, from which `drafter` takes what it reads of it."""
+    target, tapped = models.target, models.tapped
+    most = config.scheduler.max_num_batched_tokens
+    if tapped is None or not isinstance(drafter, HeadDrafts):
+        return target.forward if record is None else record(target, most)
+    forward: Callable[..., Any] = tapped
+    if record is not None:
+        forward = record(target, most, forward=tapped)
+
+    def run(input_ids: Tensor, positions: Tensor) -> Tensor:
+        hidden, *taps = forward(input_ids, positions)
+        drafter.taps = taps
+        return hidden  # type: ignore[no-any-return]
+
+    return run
 
 
 def make_step_drafter(
@@ -90,11 +131,19 @@ def make_step_drafter(
     record: Record | None = None,
 ) -> StepDrafter | None:
     """The drafter of `config` over a runner's `states`; None where nothing is drafted."""
-    if models.draft is not None:
-        own = draft_config(config)
-        forward: Forward = models.draft.forward
-        if record is not None:
-            forward = record(models.draft, most_draft_tokens(own))
-        return DraftModel(own, models.draft, forward, HostInputs(states, device))
-    drafter = make_drafter(config.speculative)
-    return None if drafter is None else TextDrafts(drafter, states)
+    draft: Any = models.draft
+    if config.speculative.method == "custom_class":
+        return CustomDrafts(config, states)
+    if draft is None:
+        drafter = make_drafter(config.speculative)
+        return None if drafter is None else TextDrafts(drafter, states)
+    own = draft_config(config)
+    if config.speculative.method == "medusa":
+        return MedusaDrafts(draft, states)
+    inputs = HostInputs(states, device)
+    if config.speculative.method != "draft_model":
+        return HeadDrafts(own, draft, inputs)
+    forward: Forward = draft.forward
+    if record is not None:
+        forward = record(draft, most_draft_tokens(own))
+    return DraftModel(own, draft, forward, inputs)

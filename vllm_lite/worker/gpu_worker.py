@@ -40,7 +40,7 @@ from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
-from vllm_lite.worker.drafters import Models, load_models, make_step_drafter
+from vllm_lite.worker.drafters import Models, load_models, make_step_drafter, target_forward
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
@@ -77,7 +77,9 @@ def device_runner(
         with attention_metadata(made.attention):
             return model.forward(made.input_ids, made.positions)
 
-    maker, otherwise = device.make_graph_maker(), eager(inputs, model.forward)
+    maker = device.make_graph_maker()
+    otherwise = eager(inputs, target_forward(config, models, drafter))
+    graph_sizes = () if models.tapped else graph_sizes  # a graph gives one result
     graphs = DecodeGraphs(decode, otherwise, graph_sizes, inputs.idle_rows, maker)
     return ModelRunner(config, model, inputs, graphs, place, drafter), graphs
 

@@ -25,6 +25,7 @@ from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
 from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask, masked_rows
+from vllm_lite.spec_decode.acceptance import SyntheticAcceptance, make_acceptance
 from vllm_lite.worker.batch import Forward, StepInputs
 from vllm_lite.worker.drafts import StepDrafter
 from vllm_lite.worker.pooling import Pooler
@@ -63,6 +64,7 @@ class ModelRunner:
         self._drafter = drafter
         pooling = config.facts.pooling
         self._pooler = None if pooling is None else Pooler(cast("PoolingModel", model), pooling)
+        self._synthetic = make_acceptance(config.speculative)
         self._unread: deque[_Answer] = deque()
 
     @torch.inference_mode()
@@ -85,7 +87,7 @@ class ModelRunner:
                 hidden = hidden[batch.last_tokens]
             choice = self._choose(hidden, plan, step.token_masks)
             self._inputs.append(batch, choice.token_ids)
-            answer = _Answer(plan, choice, output, self._requests, self._unread)
+            answer = _Answer(plan, choice, output, self._requests, self._unread, self._synthetic)
         looks_on = self._drafter is not None and self._drafter.observes
         if looks_on or not self._inputs.runs_ahead:
             answer.get()
@@ -152,8 +154,10 @@ class _Answer:
         output: ModelRunnerOutput,
         states: RequestStates,
         unread: deque[_Answer],
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
-        """Stays in `unread` until it is read."""
+        """Stays in `unread` until it is read; `synthetic` keeps drafts by chance."""
+        self._synthetic = synthetic
         self._plan = plan
         self._logprobs = choice.logprobs
         self._output = output
@@ -179,7 +183,11 @@ class _Answer:
         failed, stuck = rows_without_token(largest)
         is_theirs = states.tenancies[slots] == self._tenancies
         if plan.has_drafts:
-            is_drafted = table.token_ids[slots, positions] == token_ids
+            drafts = table.token_ids[slots, positions]
+            is_drafted = drafts == token_ids
+            if self._synthetic is not None:
+                is_drafted = self._synthetic.keep(plan.verified)
+                token_ids = np.where(is_drafted, drafts, token_ids)
             firsts = self._accept(token_ids.tolist(), is_drafted.tolist(), set(failed), is_theirs)
             # A failed row behind an accepted draft is sampled again in the next step.
             failed, stuck = (sorted(firsts.intersection(rows)) for rows in (failed, stuck))

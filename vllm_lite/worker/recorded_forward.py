@@ -6,6 +6,7 @@ Knows the step's metadata and the example that a recording needs; not what is re
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,20 +31,26 @@ from vllm_lite.models.interfaces import CausalLM
 
 logger = init_logger(__name__)
 
-# Input ids and positions, both [T], to hidden states [T, N]; inside `attention_metadata(...)`.
-Forward = Callable[[Tensor, Tensor], Tensor]
 _EXAMPLE_TOKENS = 3
 
 
 @torch.inference_mode()
-def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> Forward:
-    """`model.forward` for steps of up to `max_tokens`, recorded where its operations allow it.
+def recorded_forward(
+    model: CausalLM,
+    max_tokens: int,
+    num_groups: int = 1,
+    forward: Callable[[Tensor, Tensor], Any] | None = None,
+) -> Callable[[Tensor, Tensor], Any]:
+    """`model.forward`, or another `forward` of it, recorded where its operations allow it.
+
+    For steps of up to `max_tokens` tokens.
 
     A step has block tables for so many groups of layers. The cache must be bound; a recording keeps
     to it, and its result lives until the next step.
     """
+    forward = forward or model.forward
     if not dispatch.is_compiled():
-        return model.forward
+        return forward
     names = [(f"slot_mapping_{i}", f"block_table_{i}") for i in range(num_groups)]
     kinds: dict[str, StepInput] = {
         name: kind
@@ -76,7 +83,7 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
     try:
         with attention_metadata(_example(num_groups, has_states)):
             recorded = record_step(
-                lambda step: model.forward(step["input_ids"], step["positions"]),
+                lambda step: forward(step["input_ids"], step["positions"]),
                 tensors(
                     torch.zeros(_EXAMPLE_TOKENS, dtype=torch.int64), torch.arange(_EXAMPLE_TOKENS)
                 ),
@@ -85,7 +92,7 @@ def recorded_forward(model: CausalLM, max_tokens: int, num_groups: int = 1) -> F
             )
     except UnrecordableError as error:
         logger.info("Steps run layer by layer: %s", error)
-        return model.forward
+        return forward
     return lambda input_ids, positions: recorded.run(tensors(input_ids, positions))
 
 

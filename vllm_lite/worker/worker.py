@@ -31,8 +31,7 @@ from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager
 from vllm_lite.worker.block_table import BlockTables, block_tables
-from vllm_lite.worker.draft_model import Forward
-from vllm_lite.worker.drafters import Models, load_models, make_step_drafter
+from vllm_lite.worker.drafters import Models, load_models, make_step_drafter, target_forward
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
@@ -47,17 +46,16 @@ def host_runner(
     """Steps whose inputs are made on the host, layer by layer or as one recorded call."""
     tables = block_tables(config, plan, BlockTables)
     states = RequestStates(config, tables, has_states=plan.num_states > 0)
-    inputs, model, record = HostInputs(states, device), models.target, None
-    forward: Forward = model.forward
+    inputs, record = HostInputs(states, device), None
     if not config.model.enforce_eager:
         # Imported here: a machine with a GPU need not have the compiled module.
         from vllm_lite.worker.recorded_forward import recorded_forward
 
         # The same operations on the same numbers.
         record = partial(recorded_forward, num_groups=len(plan.groups))
-        forward = record(model, config.scheduler.max_num_batched_tokens)
     drafter = make_step_drafter(config, models, states, device, record)
-    return ModelRunner(config, model, inputs, eager(inputs, forward), device, drafter)
+    forward = eager(inputs, target_forward(config, models, drafter, record))
+    return ModelRunner(config, models.target, inputs, forward, device, drafter)
 
 
 class Worker:
