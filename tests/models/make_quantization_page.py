@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.models.test_aqlm import FORMS as AQLM
 from tests.models.test_in_flight import FORMS
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized import KINDS
@@ -39,10 +40,12 @@ Weights are kept in one of these forms, and multiplied in that form:
 
 {forms}
 
-Inputs are rounded where the format says so: by token, by group, or by the checkpoint's scale. An
-expert's are not. `--quantization dequantize` expands everything to `--dtype` instead. Embeddings
-and heads stay as they are stored. Layers that are fused here (q, k and v; gate and up) must be
-stored alike: else one error names both.
+Inputs are rounded where the format says so: by token, by group, or by the checkpoint's scale. Those
+of a mixture's experts are not, whatever the format says (W8A8, fp8): an expert's codes are widened
+within the product and multiplied by inputs as they are, which is nearer to the model that was
+quantised; what a CPU multiplies as GGUF's types is the exception. `--quantization dequantize`
+expands everything to `--dtype` instead. Embeddings and heads stay as they are stored. Layers that
+are fused here (q, k and v; gate and up) must be stored alike: else one error names both.
 """
 PERPLEXITY = """\
 Its weights began as Q4_1, which flatters 4 bits: `int4`, of the same grid, loses almost nothing,
@@ -221,9 +224,9 @@ ROWS = (
     Row(
         ("gguf",),
         ("gguf",),
-        "`.gguf` files, also in parts",
+        "`.gguf` files, also in parts, of every type that llama.cpp writes but Q2_0",
         "GGUF's blocks",
-        "types without a kernel, by name",
+        "types that are not known, by number",
         "tests/models/test_quantized.py::test_every_storage_type",
     ),
     Row(
@@ -316,6 +319,8 @@ def cases(row: Row) -> list[str]:
     ]
     found += TERNARY if "bitnet" in row.methods else ()
     found += [kind.name for kind in KINDS if "gguf" in row.methods]
+    found += AQLM if "aqlm" in row.methods else ()
+    found += ("gpt-oss",) if "mxfp4" in row.methods else ()
     return list(dict.fromkeys(found))
 
 
