@@ -159,7 +159,7 @@ SHARED = (
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_ranks_share_a_quantised_checkpoint(name: str, family: str, tmp_path: Path) -> None:
-    """What is stored is worth the same to ranks, and their layers compute by it as it is."""
+    """Stored weights are worth the same to ranks, whether expanded or kept as they are."""
     settings, quantise = PACKED[name]
     sizes = checkpoints.SQUARE if family == "llama" else EXPERTS | {"moe_intermediate_size": 256}
     packed, plain = write_pair(tmp_path, settings, quantise, family, **sizes)
