@@ -164,10 +164,12 @@ def _find_model(values: Json) -> tuple[ModelFacts, ModelFacts | None]:
     # The description comes first: an unsupported model is refused before its weights are fetched.
     path = resolve_model_source(name, weights=False, **source)
     if told := served_speculator(path):
-        drafts = {"model": path, "num_speculative_tokens": told["num_speculative_tokens"]}
+        drafts = {"model": name, "revision": values.pop("revision", None)}
+        drafts["num_speculative_tokens"] = told["num_speculative_tokens"]
         values["speculative_config"] = {**drafts, **(values.get("speculative_config") or {})}
         values.setdefault("served_model_name", [name])
         values["model"] = name = told["model"]
+        source["revision"] = None
         path = resolve_model_source(name, weights=False, **source)
     facts = read_facts(
         path,

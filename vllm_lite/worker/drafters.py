@@ -14,6 +14,7 @@ from vllm_lite.config.architectures import DRAFTS
 from vllm_lite.config.draft import draft_config
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import KVCacheSpec
+from vllm_lite.kernels.cpu.mapped_memory import Allocations, packed_weights
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.heads import with_stored_tensors
@@ -84,15 +85,21 @@ class Models:
             self.draft.bind_kv_cache(caches[count:])
 
 
-def load_models(config: VllmConfig, device: str) -> Models:
-    """The models of `config`, ready to run; raises CheckpointError."""
-    target = load_model(config, device)
+def load_models(config: VllmConfig, device: str, memory: Sequence[Allocations] = ()) -> Models:
+    """The models of `config`, ready to run; raises CheckpointError.
+
+    `memory`: what owns the packed weights of the model and of the draft model, where anything does.
+    """
+    target_memory, draft_memory = map(packed_weights.owned_by, memory or (None, None))
+    with target_memory:
+        target = load_model(config, device)
     if config.draft is None:
         return Models(target)
     own = draft_config(config)
-    if config.draft.architecture not in DRAFTS:
-        return Models(target, load_model(own, device))
-    head: Any = load_model(with_stored_tensors(own), device)
+    with draft_memory:
+        if config.draft.architecture not in DRAFTS:
+            return Models(target, load_model(own, device))
+        head: Any = load_model(with_stored_tensors(own), device)
     head.share(target)
     taps: Sequence[int] = ()
     if config.speculative.method == "eagle3":

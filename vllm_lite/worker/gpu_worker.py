@@ -79,7 +79,6 @@ def device_runner(
 
     maker = device.make_graph_maker()
     otherwise = eager(inputs, target_forward(config, models, drafter))
-    graph_sizes = () if models.tapped else graph_sizes  # a graph gives one result
     graphs = DecodeGraphs(decode, otherwise, graph_sizes, inputs.idle_rows, maker)
     return ModelRunner(config, model, inputs, graphs, place, drafter), graphs
 
@@ -98,6 +97,8 @@ class GpuWorker(Worker):
         self._start = self._device.read_memory()
         granted_bytes(config, self._start)
         self._models = self._load()
+        if self._models.tapped is not None:
+            self._graph_sizes = ()  # a graph gives one result
         self._device.trim_memory()
         self._loaded = self._device.read_memory()
         self._use = measured_use(self._start, self._loaded, self._loaded, 0)

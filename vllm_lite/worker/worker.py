@@ -23,7 +23,6 @@ from vllm_lite.distributed.groups import tp_size
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu.mapped_memory import (
     Allocations,
-    packed_weights,
     release_pages,
     return_unused_heap,
 )
@@ -67,9 +66,9 @@ class Worker:
         # A tensor in each of the cache's mappings: one of the pages, one of the states.
         self._cache_memory: list[torch.Tensor] = []
         self._start_kernels(config.device, platform.num_compute_threads(tp_size()))
-        self._weights = Allocations()
-        with packed_weights.owned_by(self._weights):
-            self._models = load_models(config, config.device)
+        # Of the model, and of the one that drafts.
+        self._weights = Allocations(), Allocations()
+        self._models = load_models(config, config.device, self._weights)
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of the cache that the model needs."""
@@ -114,13 +113,12 @@ class Worker:
 
     def release(self, tags: Collection[MemoryTag]) -> int:
         """Give the memory of `tags` back, whose contents are lost; its bytes."""
-        num_bytes = self._weights.release() if "weights" in tags else 0
+        num_bytes = sum(own.release() for own in self._weights) if "weights" in tags else 0
         return num_bytes + sum(map(release_pages, self._cache_memory if "kv_cache" in tags else ()))
 
     def refill_weights(self) -> None:
         """Read the weights into their memory again."""
-        with packed_weights.owned_by(self._weights):
-            load_models(self._config, self._config.device)
+        load_models(self._config, self._config.device, self._weights)
         return_unused_heap()
 
     def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:

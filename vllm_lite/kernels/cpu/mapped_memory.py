@@ -122,9 +122,10 @@ class MappedPool:
             return piece
 
     @contextlib.contextmanager
-    def owned_by(self, owner: Allocations) -> Iterator[None]:
+    def owned_by(self, owner: Allocations | None) -> Iterator[None]:
         """Within this, `owner` keeps what is taken; what it has already is filled again."""
-        self._owner, self._is_again, self._free = owner, bool(owner.pieces), self._free[:0]
+        self._owner, self._free = owner, self._free[:0]
+        self._is_again = owner is not None and bool(owner.pieces)
         try:
             yield
         finally:
