@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from vllm_lite.kernels.codebook_weight import CodebookWeight
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq, make_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
+from vllm_lite.kernels.stacked_weights import QuantizedStack
 
 # name, query heads, kv-heads, head size, hidden size, intermediate size
 MODELS = (
@@ -191,10 +193,22 @@ def launch_grouped(rows: int) -> None:
     for weight in [*weights, *codebooks()]:
         ops.grouped_linear(x, weight)
         ops.expand_grouped(weight, torch.bfloat16)
+        launch_packed_experts(rows, weight)
     ids = tensor(rows, dtype=torch.int64)
     for weight, kind in zip(weights, GGUF_BYTES, strict=False):
         table = GroupedParts((GroupedPart(weight, kind),), 4096, 4096)
         ops.quantized_lookup(table, ids, torch.bfloat16)
+
+
+def launch_packed_experts(rows: int, weight: PackedWeight) -> None:
+    """Launch a mixture of 32 experts that a weight's outputs are divided among."""
+    stack = QuantizedStack((weight,), None, None, 32)
+    pairs = 2 * rows
+    tile = tuning.product_tile("int4_groups", max(1, pairs // 32), weight.codes.device)
+    order = ops.order_by_expert(tensor(rows, 2, dtype=torch.int32), 32, tile.block_m)
+    out, shares = tensor(pairs, 128), tensor(pairs, dtype=torch.float32)
+    quantized_experts_linear(out, tensor(rows, 4096), stack, order, tile, 2, None)
+    quantized_experts_linear(out, tensor(pairs, 4096), stack, order, tile, 1, shares)
 
 
 def codebooks() -> Iterator[CodebookWeight]:
