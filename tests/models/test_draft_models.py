@@ -92,6 +92,32 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(model: str, options: dict
     assert stats.num_accepted_tokens == stats.num_draft_tokens
 
 
+WINDOWS = {
+    "every layer": {"architectures": ["MistralForCausalLM"], "model_type": "mistral"},
+    "one layer": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("layers", WINDOWS)
+def test_windows_hold_both_models(layers: str, tmp_path: Path) -> None:
+    """Blocks that windows leave are released, though the draft model may be behind."""
+    path = str(write_hf(tmp_path, sliding_window=12, **WINDOWS[layers]))
+    outputs, stats = run(path, speculative_config=ALL | {"model": path}, max_model_len=128)
+    assert outputs == run(path, max_model_len=128)[0]
+    greedy = SamplingParams(temperature=0, max_tokens=70, ignore_eos=True)
+    settings = {"dtype": "float32", "load_format": "dummy", "skip_tokenizer_init": True}
+    settings |= {"block_size": 8, "disable_frontend_multiprocessing": True}
+    with LLM(path, **settings, speculative_config=ALL | {"model": path}) as llm:
+        llm.generate([{"prompt_token_ids": [5, 6, 7, 8] * 9}], greedy, use_tqdm=False)
+        stats = llm.get_stats().spec_decoding
+    assert stats is not None and stats.num_accepted_tokens == stats.num_draft_tokens > 40
+
+
 @pytest.mark.parametrize("graphs", [EAGER, GRAPHS], ids=["eager", "graphs"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_device_takes_a_draft_model_too(
