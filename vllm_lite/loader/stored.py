@@ -115,7 +115,11 @@ class StoredTensor:
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         if slot.unpacking is not None:
-            write_weights(slot.tensor, part.unpacked(self.read(), slot))
+            packed = self.read()
+            try:
+                write_weights(slot.tensor, part.unpacked(packed, slot))
+            except CheckpointError as error:
+                raise CheckpointError(f"{self.path}: the tensor {self.name!r} {error}") from None
             return
         stored = self._read(part.region(slot))
         stored = stored.flatten() if slot.full_shape == (1,) else stored

@@ -86,8 +86,12 @@ class CodebookMethod(UnquantizedLinearMethod):
 
     def _kept(self, book: Tensor, shape: Sequence[int]) -> Tensor:
         """The number of a part's book, for each of its outputs."""
-        number = next(self._numbers)
-        self._books[number] = book.squeeze(2).half()
+        number, half = next(self._numbers), book.squeeze(2).half()
+        if not half.isfinite().all():
+            raise CheckpointError(
+                "holds numbers that are not finite, or beyond 65,504; fetch the weights again"
+            )
+        self._books[number] = half
         return torch.full(tuple(shape), number, dtype=torch.int32)
 
     def _parts(self, weights: Mapping[str, StoredTensor]) -> list[CodebookWeight]:
