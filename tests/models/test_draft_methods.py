@@ -63,6 +63,15 @@ def test_a_class_of_ones_own_drafts(model: str, ahead: bool) -> None:
     assert stats is not None and 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
+@pytest.mark.parametrize(
+    ("name", "method"), [("ngram", "ngram"), ("[ngram]", "ngram"), ("some.Class", "custom_class")]
+)
+def test_names_of_no_models_are_methods(model: str, name: str, method: str) -> None:
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "spec_tokens": 2}
+    config = EngineArgs(model=model, spec_model=name, **options).create_engine_config()
+    assert (config.speculative.method, config.draft) == (method, None)
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_drafts_are_kept_by_chance(model: str, ahead: bool) -> None:
     chance = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [1.0, 0.5, 0.5]}

@@ -20,7 +20,7 @@ from vllm_lite.config.field_kinds import MOST_LISTED
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.sources import resolve_model_source
-from vllm_lite.config.speculative import MTP_NAMES, OF_MODELS, SpeculativeConfig
+from vllm_lite.config.speculative import CUSTOM, MTP_NAMES, OF_MODELS, SpeculativeConfig
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 
@@ -59,6 +59,9 @@ def find_draft(values: Json, facts: ModelFacts, source: JsonView) -> ModelFacts 
     if method in MTP_NAMES:
         whole["method"] = method = "mtp"
         whole["model"] = model = model or values["model"]
+    if method is None and model is not None and (named := _named_method(model)):
+        whole["method"] = method = named
+        values["speculative_config"] = whole
     if model is None or method not in (None, *OF_MODELS):
         return None
     own = whole.get("draft_load_config") or {}
@@ -66,7 +69,8 @@ def find_draft(values: Json, facts: ModelFacts, source: JsonView) -> ModelFacts 
     if model != values["model"]:
         source = {**source, "revision": whole.get("revision")}
     path = resolve_model_source(model, weights=False, **source)
-    raw = {} if path.endswith(".gguf") else _flat(path, read_json(Path(path) / "config.json"))
+    described = Path(path) / "config.json"  # else it is a file, or in Mistral's layout
+    raw = _flat(path, read_json(described)) if described.is_file() else {}
     whole["method"] = method = method or _method_of(raw)
     draft = _FACTS[method](path, raw, facts) if method in _FACTS else read_facts(path)
     if load_format != "dummy":
@@ -128,6 +132,15 @@ def _flat(path: str, raw: JsonView) -> JsonView:
     named = ("architectures", "model_type")
     own = {name: value for name, value in raw.items() if name not in named}
     return {"norm_before_residual": True, "draft_vocab_size": None, **layers, **own}
+
+
+def _named_method(model: str) -> str | None:
+    """The method that a name which is no model stands for, as in vLLM."""
+    if model in ("ngram", "[ngram]"):
+        return "ngram"
+    parts = model.split(".")
+    is_class = len(parts) > 1 and all(part.isidentifier() for part in parts)
+    return CUSTOM if is_class and not Path(model).exists() else None
 
 
 def _method_of(raw: JsonView) -> str:
