@@ -48,6 +48,7 @@ from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker.batch import HostInputs
+from vllm_lite.worker.drafters import Models
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.worker import host_runner
 
@@ -115,7 +116,7 @@ class NoModelWorker:
 
     def initialize_cache(self, plan: KVCachePlan) -> float:
         model: Any = NoModel(self._config.scheduler.max_num_batched_tokens, plan.spec)
-        self._runner = host_runner(self._config, plan, model, torch.device("cpu"))
+        self._runner = host_runner(self._config, plan, Models(model), torch.device("cpu"))
         return 0.0
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:

@@ -43,7 +43,7 @@ def test_ratios_are_to_the_best_of_the_peers(peers: Any) -> None:
     found = {goal.title: (goal.found(results), goal.is_met(results)) for goal in peers.GOALS}
     beside = "times better than"
     assert found[f"ours bfloat16: {rates}, {beside} st bfloat16 or st float32"] == (1.2, False)
-    assert found[f"ours bfloat16: {times}, {beside} vllm bfloat16"] == (3.0, True)
+    assert found[f"ours bfloat16: {times}, {beside} vllm bfloat16 or vllm float32"] == (3.0, True)
     assert found[f"ours bfloat16: {times}"] == (4.0, True)
     st = {engine.id: engine for engine in peers.ENGINES}
     assert peers.is_hopeless(st["st bfloat16"], results)
