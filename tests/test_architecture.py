@@ -308,6 +308,34 @@ def test_the_front_end_starts_without_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def _names(path: Path) -> set[str]:
+    """Names that a module's own statements bind, in blocks too."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def test_what_tests_and_benchmarks_import_exists() -> None:
+    missing = []
+    for path in sorted(p for name in ("tests", "benchmarks") for p in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+                continue
+            place = ROOT.joinpath(*node.module.split("."))
+            # Packages gather modules, some of them compiled.
+            if node.module.startswith("vllm_lite.") and not place.is_dir():
+                held = _names(place.with_suffix(".py"))
+                wanted = (alias.name for alias in node.names if alias.name not in held)
+                missing += [f"{path.relative_to(ROOT)}: {node.module}.{n}" for n in wanted]
+    assert not missing
+
+
 def test_public_names_are_pinned() -> None:
     import vllm_lite
 
