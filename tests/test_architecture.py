@@ -9,6 +9,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,7 @@ def test_the_front_end_starts_without_torch(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@cache
 def _names(path: Path) -> set[str]:
     """Names that a module's own statements bind, in blocks too."""
     found = set[str]()
