@@ -39,7 +39,7 @@ def test_a_conversation_in_a_terminal() -> None:
         terminal.wait_for("(stopped; Ctrl-C again leaves)")
         wait_running(server, 0)
         terminal.type("What is the capital of France?\r" + CTRL_D)
-        assert terminal.wait_end(60) == 0
+        assert terminal.wait_end(60) == 0, terminal.shown
         reply = terminal.shown.partition("France?\n")[2]
         assert reply.strip("> \n")
         assert "error" not in terminal.shown
