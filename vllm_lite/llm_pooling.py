@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TypeVar, cast
 
@@ -39,7 +40,7 @@ logger = init_logger(__name__)
 Item = TypeVar("Item")
 
 
-class PoolingCalls:
+class PoolingCalls(ABC):
     """Calls of an engine that pools."""
 
     llm_engine: LLMEngine
@@ -49,10 +50,11 @@ class PoolingCalls:
         """The model's tokenizer."""
         return self.llm_engine.tokenizer
 
+    @abstractmethod
     def _run(
         self, inputs: list[ProcessedInput], priorities: list[int], use_tqdm: bool
     ) -> list[AnyOutput]:
-        raise NotImplementedError
+        """The outputs of requests that are ready to run, in their order."""
 
     def encode(
         self,

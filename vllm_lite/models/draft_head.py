@@ -6,6 +6,7 @@ target's embedding and output head, unless its checkpoint has its own. Knows no 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,7 +80,7 @@ class HeadLayers(nn.Module):
         return self._leave.add_and_norm(x, residual)
 
 
-class DraftHead(nn.Module):
+class DraftHead(nn.Module, ABC):
     """Layers of their own that guess the token after next; families say which."""
 
     embed_tokens: VocabParallelEmbedding
@@ -102,14 +103,14 @@ class DraftHead(nn.Module):
         self._cache_spec = KVCacheSpec(cached_layers(spec, options.cache_format))
 
     @staticmethod
+    @abstractmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         """The layers' spec."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def marks(facts: ModelFacts) -> Mapping[str, str]:
         """Beginnings of the tensors' names to those of the names here; others are passed over."""
-        raise NotImplementedError
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
@@ -121,9 +122,9 @@ class DraftHead(nn.Module):
         """Tokens that its own output head knows."""
         return facts.vocab_size
 
+    @abstractmethod
     def make_layers(self, facts: ModelFacts, spec: DecoderSpec, options: BuildOptions) -> Any:
         """The module between embedding and output head."""
-        raise NotImplementedError
 
     def share(self, target: nn.Module) -> None:
         """Take the embedding and the output head of `target` that the checkpoint does not have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -44,9 +45,9 @@ class PoolingBody(RequestBody):
     """Divide vectors by their length, or make scores of logits; unless the model says, true."""
 
     @property
+    @abstractmethod
     def texts_field(self) -> str:
         """The field that prompts are made of, for errors about them."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Raise RequestError for what the types alone do not refuse."""
