@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +12,46 @@ import pytest
 
 from tests.checkpoints import write_hf
 from tests.models.checkpoints import make_model
-from tests.models.test_async_scheduling import GRAPHS, on_stand_in, serve
+from tests.models.test_async_scheduling import GRAPHS, KINDS, on_stand_in, serve, told
 from tests.models.test_draft_methods import HEAD, Repeater
-from tests.models.test_drafts import run
+from tests.models.test_drafts import LOOPS
+from vllm_lite import LLM
 from vllm_lite.worker.worker import Worker
 
-METHODS = ["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "custom_class"]
+METHODS = ["ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp", "custom_class"]
+# Of each, the second of two rounds has warm prefixes.
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "in chunks": {"max_num_batched_tokens": 16},
-    "in chunks, ahead": {"max_num_batched_tokens": 16, "async_scheduling": True},
-    "preempted": {"num_gpu_blocks_override": 14},
-    "preempted, ahead": {"num_gpu_blocks_override": 14, "async_scheduling": True},
-    "one by one": {"max_num_seqs": 1, "enable_prefix_caching": False},
+    "in chunks of 16": {"max_num_seqs": 6, "max_num_batched_tokens": 16},
+    "preempted": {"max_num_seqs": 6, "num_gpu_blocks_override": 14},
+    "32 at once": {"max_num_seqs": 32, "max_num_batched_tokens": 64},
 }
+ONE_BY_ONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False}
+PARAMS = list(islice(cycle(KINDS + LOOPS), 30))
+PROMPTS = [
+    {"prompt_token_ids": [7 + (start // 3 * 5 + i * (1 + start % 4)) % 90 for i in range(length)]}
+    for start, length in zip(range(30), cycle((5, 40, 1, 17, 33, 23, 8)), strict=False)
+]
+
+
+def run(model: str, **options: Any) -> tuple[Any, Any]:
+    """Everything told of each request, round by round, and the statistics after them."""
+    settings = {"dtype": "float32", "max_model_len": 64, "load_format": "dummy", "seed": 1}
+    settings |= {"skip_tokenizer_init": True, "block_size": 8, "num_gpu_blocks_override": 400}
+    settings |= {"disable_frontend_multiprocessing": True, "max_num_batched_tokens": 24}
+    with LLM(model, **(settings | options)) as llm:
+        rounds = [llm.generate(PROMPTS, PARAMS, use_tqdm=False) for _ in range(2)]
+        return [[told(output) for output in outputs] for outputs in rounds], llm.get_stats()
+
+
+@cache
+def plain(model: str) -> Any:
+    """Everything told of each request without drafts."""
+    return run(model, **ONE_BY_ONE)[0]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_hf(tmp_path_factory.mktemp("tiny")))
-
-
-@pytest.fixture(scope="module")
-def plain(model: str) -> list[Any]:
-    return run(model)[0]
-
-
-@pytest.fixture(scope="module")
-def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The options of each method; heads have random weights."""
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A model and the options of each method; all weights are random."""
     folder = tmp_path_factory.mktemp("heads")
     configs = {
         "draft_model": {"architectures": ["LlamaForCausalLM"], **HEAD, "hidden_size": 32},
@@ -55,45 +69,46 @@ def drafts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
         (folder / name / "config.json").write_text(json.dumps(config))
     models = {name: str(folder / name) for name in configs}
     models["custom_class"] = f"{Repeater.__module__}.Repeater"
+    target, layered = str(write_hf(folder / "target")), str(save_layered(folder / "layered"))
+    table = [[1, 3, 3], [4, 64, 2]]
+    given = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": table}
     return {
-        method: {
-            "method": method,
-            "model": models.get(method),
-            "num_speculative_tokens": 3,
-            "num_speculative_tokens_per_batch_size": [[1, 3, 3], [4, 64, 2]],
-        }
+        method: (
+            layered if method == "mtp" else target,
+            {"method": method, "model": models.get(method), **given},
+        )
         for method in METHODS
     }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("method", METHODS)
-def test_no_draft_changes_any_output(
-    model: str, plain: list[Any], drafts: dict[str, Any], method: str, schedule: str
-) -> None:
-    outputs, stats = run(model, speculative_config=drafts[method], **SCHEDULES[schedule])
-    assert outputs == plain
-    assert stats is not None and stats.num_draft_tokens > (10 if method == "ngram" else 100)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_further_layer_changes_any_output(schedule: str, tmp_path: Path) -> None:
+def save_layered(folder: Path) -> Path:
+    """A description of a model with a layer that predicts further tokens."""
     settings = {"vocab_size": 100, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
     config = make_model("deepseek_v3", **settings).config
     config.architectures = ["DeepseekV3ForCausalLM"]
-    config.save_pretrained(tmp_path)
-    given = {"method": "mtp", "num_speculative_tokens": 3}
-    given["num_speculative_tokens_per_batch_size"] = [[1, 64, 3]]
-    path = str(tmp_path)
-    outputs, stats = run(path, speculative_config=given, **SCHEDULES[schedule])
-    assert outputs == run(path)[0]
-    assert stats is not None and stats.num_draft_tokens > 100
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("method", METHODS)
+def test_no_draft_changes_any_output(
+    cases: dict[str, Any], method: str, schedule: str, ahead: bool
+) -> None:
+    model, drafts = cases[method]
+    options = {"speculative_config": drafts, "async_scheduling": ahead, **SCHEDULES[schedule]}
+    outputs, stats = run(model, **options)
+    assert outputs == plain(model)
+    assert stats.spec_decoding.num_draft_tokens > (10 if method == "ngram" else 300)
+    assert stats.num_used_blocks == 0
+    assert (stats.num_preemptions > 0) == (schedule == "preempted")
+    assert stats.prefix_cache_hits > 0 or schedule == "preempted"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "medusa"])
-def test_a_device_takes_heads_too(
-    model: str, drafts: dict[str, Any], method: str, ahead: bool
-) -> None:
-    options = {"speculative_config": drafts[method], "async_scheduling": ahead, **GRAPHS}
+def test_a_device_takes_heads_too(cases: dict[str, Any], method: str, ahead: bool) -> None:
+    model, drafts = cases[method]
+    options = {"speculative_config": drafts, "async_scheduling": ahead, **GRAPHS}
     assert serve(model, on_stand_in, **options) == serve(model, Worker)
