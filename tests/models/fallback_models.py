@@ -11,40 +11,6 @@ from transformers import PreTrainedModel
 
 from vllm_lite.config.architectures import find_row
 
-# Those whose logits the sweep found equal; what is not here is refused by name.
-RUNS = [
-    "AXK1ForCausalLM",
-    "AfmoeForCausalLM",
-    "Apertus1p5TextForCausalLM",
-    "AriaTextForCausalLM",
-    "BeamForCausalLM",
-    "BertLMHeadModel",
-    "BioGptForCausalLM",
-    "CTRLLMHeadModel",
-    "CohereCompassForCausalLM",
-    "ElectraForCausalLM",
-    "Emu3ForCausalLM",
-    "ErnieForCausalLM",
-    "FlintForCausalLM",
-    "Gemma4UnifiedForCausalLM",
-    "GraniteMoeSWAForCausalLM",
-    "GraniteSWAForCausalLM",
-    "HeliumForCausalLM",
-    "Jais2ForCausalLM",
-    "JetMoeForCausalLM",
-    "Kolibri1ForCausalLM",
-    "LagunaForCausalLM",
-    "LongcatFlashForCausalLM",
-    "MellumForCausalLM",
-    "MiniMaxM3VLForCausalLM",
-    "Mistral4ForCausalLM",
-    "ModernBertDecoderForCausalLM",
-    "MoshiForCausalLM",
-    "PersimmonForCausalLM",
-    "RoCBertForCausalLM",
-    "SolarOpenForCausalLM",
-    "YoutuForCausalLM",
-]
 # By the fields that a configuration has.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "embedding_size"), 48),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.models.checkpoints import save
-from tests.models.fallback_models import RUNS, decoders, make_decoder
+from tests.models.fallback_models import decoders, make_decoder
+from tests.models.fallback_names import RUNS
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
 from vllm_lite.errors import VLLMLiteError

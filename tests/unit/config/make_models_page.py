@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from textwrap import fill
 from types import ModuleType
 
+from tests.models.fallback_names import RUNS
 from tests.models.families import FAMILIES, UNDIVIDED
 from tests.models.gguf_cases import GGUF_CASES
 from tests.models.gguf_files import headers
 from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES, GROUPS
-from vllm_lite.config.families.architecture import Architecture, fallback
+from vllm_lite.config.families.architecture import Architecture
 
 INTRODUCTION = """\
 # Models
@@ -47,12 +49,13 @@ FALLBACK = """\
 ## By transformers' own module
 
 Other decoders run by transformers' own module (`--model-impl transformers`), with our linear
-layers, experts, cache and scheduling, if they attend by its attention interface, as these do. A
-step takes longer, as it is not recorded. Models that attend in another way, or keep a state of
+layers, experts, cache and scheduling, if they attend by its attention interface. A step takes
+longer, as it is not recorded. Models that attend in another way, or keep a state of
 their own, are refused by name. Other encoders, as ErnieModel and EuroBertModel, run by it too, and
 `...ForSequenceClassification` and `...ForTokenClassification` with the module's own head.
+
+Of transformers' decoders, the logits of these are compared with its own:
 """
-FALLBACK_NAMES = ("BioGpt", "JetMoe", "LongcatFlash", "Persimmon")
 ENCODERS = """\
 
 Encoders answer with vectors (`embed`) or classes (`classify`), of a prompt or of each token, and
@@ -69,11 +72,10 @@ _POOLED = "architecture runs tasks pooling GGUF quant ranks LoRA"
 def page() -> str:
     """The whole document."""
     tables = "\n".join(map(_table, GROUPS))
-    names = [f"{name}ForCausalLM" for name in FALLBACK_NAMES]
-    others = [_line(fallback(name), runs="fallback", ranks="-") for name in names]
-    any_other = "| any other decoder | fallback | KV, windows | - | ✓ | if its "
-    others.append(any_other + "`base_model_tp_plan` splits linear layers alone | ✓ | - |")
-    return "\n".join([INTRODUCTION, tables, FALLBACK, _head(_DECODERS), *others, ""])
+    checked = fill(", ".join(f"`{name}`" for name in RUNS) + ".", 100)
+    other = "| any other decoder | fallback | KV, windows | - | ✓ | if its "
+    other += "`base_model_tp_plan` splits linear layers alone | ✓ | - |"
+    return "\n".join([INTRODUCTION, tables, FALLBACK, checked, "", _head(_DECODERS), other, ""])
 
 
 def _table(group: ModuleType) -> str:
