@@ -1,13 +1,17 @@
 """Output speed with drafts against without, in turns in one process.
 
     python benchmarks/drafts.py                          a quarter of an hour
-    python benchmarks/drafts.py --works edit,chat --rounds 3 --quantization int4
+    python benchmarks/drafts.py --works edit --quantization gguf   beside llama.cpp (`make peers`)
+    python benchmarks/drafts.py --works large --rounds 5              a draft model for one of 1.1B
 
 Works: `edit`, where the demo model copies a text; `chat` at 1, 8 and 64 streams, which repeats
 little (64 ask the same in each round, whose answers `suffix` remembers); `json`, one stream under
 a strict schema with long keys, where only the schema drafts. Every engine generates the same
-tokens, which is checked. Writes drafts.json and prints a table: medians over rounds of the speed
-with drafts over that without, the least and the largest, and the share of drafts that came true.
+tokens, which is checked. `large` has made-up weights, and drafts that are kept by chance.
+llama.cpp computes as many rows a step as if every draft came true; it neither looks for drafts nor
+samples, which favours it. Writes drafts.json and prints a table: medians over rounds of the speed
+with drafts over that without (or over llama.cpp's), the least and the largest, and the share of
+drafts that came true.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +28,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from peers.children.session import MARK
+from peers.engines import default_peers, engines
 from peers.machine import describe_machine
+from peers.processes import run_child
+from peers.workloads import LARGE_CONFIG, LLAMACPP
 
 from vllm_lite import LLM, SamplingParams
+from vllm_lite.platform import num_compute_threads
 from vllm_lite.sampling_params import StructuredOutputsParams
 
 METHODS = ("off", "ngram", "suffix")
+# Of the model of 1.1B: shares of steps in which the first draft is kept, the second too, and so on.
+KEPT = [0.7, 0.49, 0.34]
 TEXT = (
     "The keeper of the lighthouse wrote down the weather every evening before the lamp was lit. "
     "On Monday the wind came from the west and the sea was grey and low. On Tuesday two ships "
@@ -80,6 +92,7 @@ def make_works(tokens: int) -> dict[str, Work]:
         "chat 8": Work(chats, free, 8),
         "chat 64": Work(chats, free, 64),
         "json": Work(["Four orders as JSON:\n"], constrained),
+        "large": Work(chats, free),
     }
 
 
@@ -108,21 +121,86 @@ def run(llm: LLM, name: str, work: Work, turn: int, told: dict[int, Any]) -> Non
         counts[1] += after.num_accepted_tokens - (before.num_accepted_tokens if before else 0)
 
 
-def row(name: str, engine: str, work: Work) -> dict[str, Any]:
-    """A work's figures for one engine."""
-    base, own = work.seconds["off"], work.seconds[engine]
+def run_peer(work: Work, num_drafts: int) -> None:
+    """One turn of llama.cpp at the model's file, where all drafts come true."""
+    step = {"work": "lookup", "kind": "lookup", "input_len": 512, "num_drafts": num_drafts}
+    step |= {"num_steps": 16, "output_len": 24 * (num_drafts + 1)}
+    (peer,) = (one for one in engines(default_peers(), num_compute_threads()) if one.id == LLAMACPP)
+    words = peer.child_words([step], time.monotonic(), None)
+
+    def on_line(line: str) -> None:
+        values = json.loads(line[len(MARK) :]) if line.startswith(MARK) else {}
+        if "tokens_per_s" in values:
+            seconds = work.num_tokens / values["tokens_per_s"]
+            work.seconds.setdefault(LLAMACPP, []).append(seconds)
+
+    if failed := run_child(words, peer.environment, 300.0, on_line):
+        raise SystemExit(f"llama.cpp: {failed}")
+
+
+def row(name: str, engine: str, work: Work, beside: str = "off") -> dict[str, Any]:
+    """A work's figures for one engine, beside another."""
+    base, own = work.seconds[beside], work.seconds[engine]
     ratios = sorted(one / other for one, other in zip(base, own, strict=True))
     drafted, accepted = work.drafts.get(engine, [0, 0])
     return {
         "work": name,
         "drafts": engine,
-        "tokens_per_s_off": round(work.num_tokens / statistics.median(base), 1),
+        "beside": beside,
+        "tokens_per_s_beside": round(work.num_tokens / statistics.median(base), 1),
         "ratio": round(statistics.median(ratios), 3),
         "least": round(ratios[0], 3),
         "largest": round(ratios[-1], 3),
         "came_true": round(accepted / drafted, 3) if drafted else None,
         "of_output": round(accepted / (work.num_tokens * len(own)), 3),
     }
+
+
+def make_engines(args: argparse.Namespace, folder: Path) -> dict[str, LLM]:
+    """An engine of each method, or for a model of 1.1B, whose checkpoint goes to `folder`."""
+    options: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64}
+    options |= {"quantization": args.quantization, "disable_frontend_multiprocessing": True}
+    if args.works != "large":
+        drafting = {"num_speculative_tokens": args.drafts}
+        methods = {name: {**drafting, "method": name} for name in METHODS}
+    else:
+        tokenizer = default_peers().bf16_model
+        vocabulary = json.loads((tokenizer / "config.json").read_text())["vocab_size"]
+        config = {**LARGE_CONFIG, "vocab_size": vocabulary}
+        (folder / "config.json").write_text(json.dumps(config))
+        options |= {"model": str(folder), "tokenizer": str(tokenizer), "load_format": "dummy"}
+        drafting = {"method": "draft_model", "model": args.model, "quantization": "gguf"}
+        drafting |= {"draft_load_config": {"load_format": "gguf"}}
+        drafting |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": KEPT}
+        methods = {"off": {}, "draft_model": {**drafting, "num_speculative_tokens": len(KEPT)}}
+    options.setdefault("model", args.model)
+    return {
+        name: LLM(**options, **({} if name == "off" else {"speculative_config": drafting}))
+        for name, drafting in methods.items()
+    }
+
+
+def measure(engines: dict[str, LLM], name: str, work: Work, args: argparse.Namespace) -> list[Any]:
+    """All rounds of a work: its rows."""
+    names = ("off", "schema") if name == "json" else tuple(engines)
+    has_peer = name == "edit" and args.quantization == "gguf"
+    told: dict[int, Any] = {}
+    for turn in range(args.rounds + 1):
+        for engine in names if turn % 2 else names[::-1]:
+            llm = engines["off" if engine == "schema" else engine]
+            set_forced(llm, engine == "schema")
+            run(llm, engine, work, turn, {} if name == "large" else told)
+        if has_peer:
+            run_peer(work, args.drafts)
+        if not turn:  # everything is compiled and cached
+            work.seconds.clear()
+            work.drafts.clear()
+    rows = [row(name, engine, work) for engine in names[1:]]
+    if has_peer:
+        rows += [row(name, engine, work, LLAMACPP) for engine in names]
+    for one in rows:
+        print(json.dumps(one), flush=True)
+    return rows
 
 
 def main() -> None:
@@ -136,34 +214,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/drafts.json"))
     args = parser.parse_args()
     works = {name: one for name, one in make_works(args.tokens).items() if name in args.works}
-    engines: dict[str, LLM] = {}
-    for method in METHODS:
-        drafting = {"method": method, "num_speculative_tokens": args.drafts}
-        engines[method] = LLM(
-            args.model,
-            max_model_len=2048,
-            max_num_seqs=64,
-            quantization=args.quantization,
-            disable_frontend_multiprocessing=True,
-            **({} if method == "off" else {"speculative_config": drafting}),
-        )
-    rows = []
-    for name, work in works.items():
-        told: dict[int, Any] = {}
-        names = ("off", "schema") if name == "json" else METHODS
-        for turn in range(args.rounds + 1):
-            for engine in names if turn % 2 else names[::-1]:
-                llm = engines["off" if engine == "schema" else engine]
-                set_forced(llm, engine == "schema")
-                run(llm, engine, work, turn, told)
-            if not turn:  # everything is compiled and cached
-                work.seconds.clear()
-                work.drafts.clear()
-        rows += [row(name, engine, work) for engine in names[1:]]
-        for one in rows[1 - len(names) :]:
-            print(json.dumps(one), flush=True)
-    for llm in engines.values():
-        llm.close()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        engines = make_engines(args, Path(folder))
+        for name, work in works.items():
+            rows += measure(engines, name, work, args)
+        for llm in engines.values():
+            llm.close()
     args.output.parent.mkdir(parents=True, exist_ok=True)
     found = {
         "machine": describe_machine(),
@@ -174,13 +231,15 @@ def main() -> None:
         "rows": rows,
     }
     args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"\n{'work':10} {'drafts':8} {'off, tok/s':>10} {'ratio':>6} {'range':>13} {'true':>5}")
+    print(
+        f"\n{'work':9} {'drafts':11} {'beside':9} {'tok/s':>7} {'ratio':>6} {'range':>13} {'true':>5}"
+    )
     for one in rows:
         share = "-" if one["came_true"] is None else f"{one['came_true']:.0%}"
         span = f"{one['least']:.2f}-{one['largest']:.2f}"
+        names = f"{one['work']:9} {one['drafts']:11} {one['beside']:9}"
         print(
-            f"{one['work']:10} {one['drafts']:8} {one['tokens_per_s_off']:10.1f} "
-            f"{one['ratio']:6.2f} {span:>13} {share:>5}"
+            f"{names} {one['tokens_per_s_beside']:7.1f} {one['ratio']:6.2f} {span:>13} {share:>5}"
         )
 
 

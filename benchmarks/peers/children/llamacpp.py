@@ -69,10 +69,11 @@ class Context:
             self._decode(flat[start : start + BATCH_TOKENS])
         return time.perf_counter() - begin
 
-    def step(self) -> float:
-        """Seconds to move every sequence on by one token."""
+    def step(self, num_drafts: int = 0) -> float:
+        """Seconds to move every sequence on by one token, and by drafts that all come true."""
         begin = time.perf_counter()
-        self._decode([(sequence, 1000 + sequence, True) for sequence in range(self._num_seqs)])
+        rows = range(num_drafts + 1)
+        self._decode([(one, 1000 + one, True) for one in range(self._num_seqs) for _ in rows])
         return time.perf_counter() - begin
 
 
@@ -112,6 +113,13 @@ class Engine:
         """Milliseconds of a step of `num_seqs` sequences."""
         context.prefill(prompts)
         session.measured(step["work"], step_ms=_step_ms(context, step["num_steps"]))
+
+    def lookup(self, step: dict[str, Any], context: Context, prompts: list[list[int]]) -> None:
+        """Output tokens a second of one sequence whose drafts all come true."""
+        context.prefill(prompts)
+        times = [context.step(step["num_drafts"]) for _ in range(WARM_STEPS + step["num_steps"])]
+        tokens = step["num_steps"] * (step["num_drafts"] + 1)
+        session.measured(step["work"], tokens_per_s=tokens / sum(times[WARM_STEPS:]))
 
     def offline(self, step: dict[str, Any], context: Context, prompts: list[list[int]]) -> None:
         """Output tokens a second of a whole batch of requests."""
