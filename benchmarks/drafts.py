@@ -231,9 +231,8 @@ def main() -> None:
         "rows": rows,
     }
     args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(
-        f"\n{'work':9} {'drafts':11} {'beside':9} {'tok/s':>7} {'ratio':>6} {'range':>13} {'true':>5}"
-    )
+    head = ("work", "drafts", "beside", "tok/s", "ratio", "range", "true")
+    print("\n{:9} {:11} {:9} {:>7} {:>6} {:>13} {:>5}".format(*head))
     for one in rows:
         share = "-" if one["came_true"] is None else f"{one['came_true']:.0%}"
         span = f"{one['least']:.2f}-{one['largest']:.2f}"
