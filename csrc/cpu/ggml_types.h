@@ -33,6 +33,7 @@ enum GgmlType : int {
   kGgmlMXFP4 = 39,
   kGgmlNVFP4 = 40,
   kGgmlQ1_0 = 41,
+  kGgmlQ2_0 = 42,
 };
 
 // By type: the vectors of a format's codebook, as codes of four values a word; set once, by Python.

@@ -179,6 +179,7 @@ GgmlBlock ggml_block(int ggml_type) {
     case kGgmlMXFP4: return {32, 17};
     case kGgmlNVFP4: return {64, 36};
     case kGgmlQ1_0: return {128, 18};
+    case kGgmlQ2_0: return {64, 18};
     default:
       throw std::invalid_argument("GGUF tensor type " + std::to_string(ggml_type) +
                                   " is not supported");

@@ -7,7 +7,9 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from tests.ggml_types import Newer
 from vllm_lite.config.checkpoint import LOADABLE_GGML_TYPES
+from vllm_lite.config.gguf_header import GGML_TYPES
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.reference.ops import Ops as reference
@@ -40,10 +42,14 @@ SCALE_OFFSETS: dict[str, list[int]] = {
     "MXFP4": [],
     "NVFP4": [],
     "Q1_0": [0],
+    "Q2_0": [0],
     "TQ1_0": [52],
     "TQ2_0": [64],
 }
-KINDS = [GGMLQuantizationType[name] for name in SCALE_OFFSETS]
+KINDS: list[GGMLQuantizationType] = [
+    Newer[name] if name in Newer.__members__ else GGMLQuantizationType[name]
+    for name in SCALE_OFFSETS
+]
 
 
 def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch.Tensor:
@@ -68,6 +74,14 @@ def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch
 
 def test_every_loadable_type_is_tested() -> None:
     assert set(LOADABLE_GGML_TYPES) == set(SCALE_OFFSETS)
+
+
+def test_every_type_of_weights_is_loadable() -> None:
+    """Of gguf's types, but wide numbers, and Q8_1 and Q8_K, which are of activations."""
+    others = {"F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
+    assert {kind.name for kind in GGMLQuantizationType} - set(LOADABLE_GGML_TYPES) <= others
+    for kind in KINDS:
+        assert GGML_TYPES[kind] == (kind.name, *GGML_QUANT_SIZES[kind])
 
 
 @pytest.mark.usefixtures("isa")

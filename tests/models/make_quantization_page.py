@@ -224,7 +224,7 @@ ROWS = (
     Row(
         ("gguf",),
         ("gguf",),
-        "`.gguf` files, also in parts, of every type that llama.cpp writes but Q2_0",
+        "`.gguf` files, also in parts, of every type that llama.cpp writes",
         "GGUF's blocks",
         "types that are not known, by number",
         "tests/models/test_quantized.py::test_every_storage_type",

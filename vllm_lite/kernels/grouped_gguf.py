@@ -141,6 +141,11 @@ def _tq2_0(blocks: Tensor) -> _Parts:
     return _Parts(torch.cat(codes, dim=-1), _halves(blocks, 64), 2, offset=1)
 
 
+def _q2_0(blocks: Tensor) -> _Parts:
+    codes = torch.stack([blocks[..., 2:] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
+    return _Parts(codes.flatten(-2), _halves(blocks, 0), 2, offset=1)
+
+
 def _tq1_0(blocks: Tensor) -> _Parts:
     """Digits of base 3, which take two bits here."""
     runs = torch.split(blocks[..., :52], [32, 16, 4], dim=-1)
@@ -231,4 +236,5 @@ _FORMATS: dict[int, tuple[int, int, Callable[[Tensor], _Parts]]] = {
     35: (SUPER_GROUP, 66, _tq2_0),
     39: (32, 17, _mxfp4),
     40: (64, 36, _nvfp4),
+    42: (64, 18, _q2_0),
 }

@@ -285,7 +285,7 @@ struct BlockIQ4_XS : SuperBlock<false, 32> {
   }
 };
 
-// Values -1, 0 and 1, with one scale for all.
+// Values -1, 0 and 1 (and 2, of two bits), with one scale for all.
 struct TernaryBlock : SuperBlock<false, 32> {
   static constexpr PartScales kScales = PartScales::kNone;
   static constexpr int kOffset = 1;
@@ -337,6 +337,19 @@ struct BlockQ1_0 : TernaryBlock {
 
   static void codes(const uint8_t* block, int part, uint8_t* out) {
     for (int i = 0; i < 32; ++i) out[i] = block[2 + part * 4 + i / 8] >> i % 8 & 1;
+  }
+};
+
+// As TQ2_0, with a scale for 64 values and four neighbours in a byte.
+struct BlockQ2_0 : TernaryBlock {
+  static constexpr int kElements = 64;
+  static constexpr int kBytes = 18;
+  static constexpr int kScaleAt = 0;
+  static constexpr int kLowBits = 2;
+  static constexpr int kHighBits = 0;
+
+  static void codes(const uint8_t* block, int part, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) out[i] = block[2 + part * 8 + i / 4] >> i % 4 * 2 & 3;
   }
 };
 

@@ -203,6 +203,7 @@ static inline bool with_block(int ggml_type, Body&& body) {
     case kGgmlMXFP4: return body(BlockMXFP4{}), true;
     case kGgmlNVFP4: return body(BlockNVFP4{}), true;
     case kGgmlQ1_0: return body(BlockQ1_0{}), true;
+    case kGgmlQ2_0: return body(BlockQ2_0{}), true;
     default: return false;
   }
 }

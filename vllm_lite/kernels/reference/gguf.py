@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vllm_lite.errors import UsageError
 
-# Not in the package: a half float and the signs of 128 values, 1 for a positive one.
-_Q1_0 = 41
+# Bits of a code by type, of Q1_0 and Q2_0, which the package does not decode: blocks are a half
+# float and 16 bytes of codes, the first in the lowest bits.
+_CODE_BITS = {41: 1, 42: 2}
 
 
 def dequantize_gguf(
@@ -27,8 +28,8 @@ def dequantize_gguf(
         ) from None
     storage = raw.numpy() if isinstance(raw, Tensor) else np.frombuffer(raw, np.uint8)
     data = storage.reshape(*shape[:-1], -1)
-    if ggml_type == _Q1_0:
-        return _signs(data).to(dtype).reshape(tuple(shape))
+    if bits := _CODE_BITS.get(ggml_type):
+        return _small(data, bits).to(dtype).reshape(tuple(shape))
     kind = GGMLQuantizationType(ggml_type)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         # gguf reads these two as typed arrays, all others as bytes.
@@ -36,8 +37,10 @@ def dequantize_gguf(
     return torch.from_numpy(dequantize(data, kind)).to(dtype).reshape(tuple(shape))
 
 
-def _signs(data: np.ndarray) -> Tensor:
+def _small(data: np.ndarray, bits: int) -> Tensor:
+    """Of one bit, 1 and -1; of two, -1 to 2; times the block's scale."""
     blocks = data.reshape(-1, 18)
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
-    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
-    return torch.from_numpy(np.where(bits == 1, scales, -scales))
+    codes = blocks[:, 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & 2**bits - 1
+    values = codes.reshape(len(blocks), -1).astype(np.float32) * (2 // bits) - 1
+    return torch.from_numpy(scales * values)
