@@ -12,7 +12,18 @@ import torch
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
 from tests.models.runner import PagedRunner, load
-from tests.models.stored_codes import E4M3, Round, compressed, mx, nvfp4, round_tokens, words
+from tests.models.stored_codes import (
+    E4M3,
+    Round,
+    compressed,
+    mx,
+    nvfp4,
+    round_tokens,
+    sparse,
+    words,
+)
+from tests.models.test_aqlm import FORMS as AQLM
+from tests.models.test_aqlm import written
 from tests.models.test_gguf import IDS
 from tests.models.test_integer_checkpoints import hqq, torchao
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SQUARE
@@ -66,6 +77,19 @@ CASES: dict[str, tuple[dict[str, Any], Quantise, Round | None]] = {
         layouts.torchao_int8,
         None,
     ),
+    "2:4 float": (
+        vocabulary(FLOAT8, sparsity_config={"format": "sparse-24-bitmask"}),
+        sparse(scaled(E4M3, "channel", False)),
+        None,
+    ),
+    **{
+        f"aqlm {name}": (
+            AQLM[name] | {"linear_weights_not_to_quantize": []},
+            written(AQLM[name]["num_codebooks"]),
+            None,
+        )
+        for name in AQLM
+    },
 }
 
 
@@ -113,7 +137,9 @@ def test_rows_are_decoded_and_multiplied_as_stored(
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.parametrize("name", ["W4A16 asymmetric", "W8A16 float tensor", "awq", "gptq", "hqq"])
+@pytest.mark.parametrize(
+    "name", ["W4A16 asymmetric", "W8A16 float tensor", "awq", "gptq", "hqq", "aqlm 2x8"]
+)
 def test_ranks_share_quantised_rows(name: str, is_tied: bool, tmp_path: Path) -> None:
     packed, plain = _pair(name, tmp_path, is_tied)
     want = PagedRunner(load(plain)).step({"a": IDS})["a"]

@@ -94,7 +94,10 @@ _FORMATS = {
     "tensorizer": _Format("model.tensors", ("*.tensors",), open_tensorized),
 }
 # Suffixes of the tensors that make a layer's matrix.
-_MATRICES = ("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata", "weight_packed")
+_MATRICES = (
+    *("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata", "weight_packed"),
+    *("codes", "compressed"),
+)
 # Formats of a rank's own files, and what opens those.
 SHARDED = {"sharded_state": "safetensors", "runai_streamer_sharded": "runai_streamer"}
 # What auto looks for.

@@ -1,6 +1,6 @@
 """Linear methods for AQLM's checkpoints, whose layers have books of vectors of their own.
 
-Parts of a fused layer keep theirs: each is multiplied by itself.
+Parts of a fused layer keep theirs: each is multiplied by itself. Embeddings and heads may, too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.codebook_weight import CodebookWeight, expand_books
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.quantization.gguf import SideBySide
-from vllm_lite.quantization.grouped import GroupedKernel
-from vllm_lite.quantization.method import LinearKernel, StoredTensor, Unpacking
-from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel
+from vllm_lite.quantization.grouped import GroupedKernel, GroupedTable
+from vllm_lite.quantization.method import (
+    EmbeddingTable,
+    LinearKernel,
+    LinearMethod,
+    StoredTensor,
+    Unpacking,
+)
+from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
 
 _VECTOR = 8
 
@@ -57,6 +63,15 @@ class CodebookMethod(UnquantizedLinearMethod):
             "scales": stored(1, torch.float32, spread),
             "codebooks": stored(1, torch.int32, book),
         }
+
+    def for_vocabulary(self) -> LinearMethod:
+        return self
+
+    def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
+        (part,) = self._parts(weights)
+        if self._keeps_packed:
+            return GroupedTable(part, self._dtype)
+        return PlainTable(expand_books(part).to(self._dtype))
 
     def process_weights_after_loading(
         self,

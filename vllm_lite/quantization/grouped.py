@@ -89,7 +89,7 @@ def grouped_kernel(
 class GroupedTable:
     """Rows of a grouped weight for look-ups and for a tied head."""
 
-    def __init__(self, weight: GroupedWeight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: PackedWeight, dtype: torch.dtype) -> None:
         self._weight = ops().pack_grouped(weight)
         self._dtype = dtype
         self._lookup = ops().grouped_lookup
