@@ -354,6 +354,25 @@ def test_logits_are_a_plain_model_s_with_the_same_rounding(name: str, tmp_path: 
     torch.testing.assert_close(logits(model), logits(exact), rtol=1e-4, atol=1e-4)
 
 
+NAMES = {
+    "fp8 blocks": ("fp8", "deepseek_v4_fp8"),
+    "modelopt NVFP4": ("modelopt", "modelopt_fp4", "modelopt_mixed", "petit_nvfp4"),
+    "modelopt MXFP8": ("modelopt_mxfp8",),
+    "mxfp8": ("mxfp8",),
+    "fbgemm_fp8": ("fbgemm_fp8",),
+    "quark fp8": ("quark",),
+    "NVFP4": ("compressed-tensors",),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_kernels_stand_for_the_checkpoints_they_read(name: str, tmp_path: Path) -> None:
+    packed, _ = _pair(name, tmp_path)
+    want = logits(load(packed))
+    for given in NAMES[name]:
+        assert torch.equal(logits(load(packed, quantization=given)), want)
+
+
 def test_layers_of_a_quark_checkpoint_are_mixed(tmp_path: Path) -> None:
     own = {"*down_proj": {"weight": STATIC8, "input_tensors": STATIC8}}
     settings = quark(ocp("fp4"), ocp("fp4", is_dynamic=True), layer_quant_config=own)
