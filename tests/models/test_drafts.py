@@ -28,6 +28,7 @@ from vllm_lite.metrics.stats import SpecDecodingStats
 from vllm_lite.sample.penalties import SeenTokens
 from vllm_lite.sampling_params import StructuredOutputsParams
 from vllm_lite.spec_decode.ngram import NgramDrafter
+from vllm_lite.spec_decode.suffix import SuffixDrafter
 from vllm_lite.worker.worker import Worker
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
@@ -105,6 +106,25 @@ def test_suffix_drafts_change_no_output(
 def test_a_device_takes_drafts_too(model: str, graphs: dict[str, Any], ahead: bool) -> None:
     drafted = serve(model, on_stand_in, speculative_config=DRAFTS, async_scheduling=ahead, **graphs)
     assert drafted == serve(model, Worker)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("make_worker", [Worker, on_stand_in])
+def test_suffix_remembers_what_requests_generated(
+    model: str, make_worker: Any, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[list[int]] = []
+    monkeypatch.setattr(
+        SuffixDrafter, "remember", lambda self, token_ids, scope: texts.append(token_ids.tolist())
+    )
+    options = {"speculative_config": SUFFIX, "async_scheduling": ahead, **EAGER}
+    told = sorted(tokens for tokens, *_ in serve(model, make_worker, **options).values())
+    # Before them come those of the steps that try the worker out.
+    remembered = sorted(texts[-len(told) :])
+    if make_worker is Worker and ahead:
+        # A step in flight, which the host has read, sampled more.
+        remembered = [ids[: len(own)] for ids, own in zip(remembered, told, strict=True)]
+    assert remembered == told
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -19,16 +19,21 @@ class Drafting:
     def __init__(self, config: SpeculativeConfig) -> None:
         self._most = config.num_drafts
         self._lengths = make_lengths(config)
+        self._num_steps = 0
         # Totals; None before anything was drafted without the option.
         self.stats = SpecDecodingStats() if self._most else None
 
-    def count(self, request: Request, most: int, num_running: int) -> int:
-        """How many drafts, up to `most`, a request that awaits its next token gets in a step."""
+    def begin_step(self, num_running: int) -> None:
+        """Begin to plan a step, with so many running requests."""
+        self._num_steps += 1
+        self._lengths.begin_step(self._num_steps, num_running)
+
+    def count(self, request: Request, most: int) -> int:
+        """How many drafts, up to `most`, a request that awaits its next token gets in the step."""
         most = min(most, len(request.drafts) or self._most)
         if most <= 0:
             return 0
         most = request.num_drafts(most)
-        self._lengths.begin_step(num_running)
         return self._lengths.choose(request.request_id, request.num_output_tokens, most)
 
     def hand_over(self, requests: list[Request], step: SchedulerOutput) -> None:
@@ -37,15 +42,20 @@ class Drafting:
             if request.drafts and (count := step.num_verified[request.request_id] - 1) > 0:
                 step.drafts[request.request_id] = list(request.drafts[:count])
 
-    def observe(self, request: Request, output: ModelRunnerOutput, num_sampled: int) -> None:
-        """Learn what came of a request's drafts in a step that sampled so many tokens for it."""
-        num_drafts = output.num_draft_tokens.get(request.request_id)
-        if not num_drafts:
+    def observe(
+        self, request: Request, most: int, output: ModelRunnerOutput, num_sampled: int
+    ) -> None:
+        """Learn what came of a request's drafts in a step that sampled so many tokens for it.
+
+        `most`: how many it might have had.
+        """
+        if most <= 0:
             return
-        accepted = num_sampled - 1
-        self._lengths.observe(request.request_id, request.num_output_tokens, num_drafts, accepted)
-        self.stats = self.stats or SpecDecodingStats()
-        self.stats.observe(num_drafts, accepted)
+        num_drafts = output.num_draft_tokens.get(request.request_id, 0)
+        self._lengths.observe(request.request_id, num_drafts, num_sampled - 1)
+        if num_drafts:
+            self.stats = self.stats or SpecDecodingStats()
+            self.stats.observe(num_drafts, num_sampled - 1)
 
     def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
         """Learn from the time that a step took."""

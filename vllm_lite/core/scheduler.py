@@ -107,6 +107,7 @@ class Scheduler:
         )
         step = StepBuilder(budget)
         self._prefill_limit.share_among(len(self.requests))
+        self._drafting.begin_step(len(self.running))
         self._continue_running(step)
         if not (step.has_preempted or self._is_short):  # memory is tight: admit no one
             self._admit_waiting(step)
@@ -207,7 +208,7 @@ class Scheduler:
             num_verified = int(num_new == missing)
             if missing == 1:
                 most = budget.tokens - 1
-                num_verified = num_new = 1 + count_drafts(request, most, len(self.running))
+                num_verified = num_new = 1 + count_drafts(request, most)
             blocks = allocate(request, num_new)
             if blocks is None and self._unanswered:
                 self._is_short = True
@@ -292,7 +293,7 @@ class Scheduler:
         result.new_prompt_logprobs = prompt_logprobs
         if output.logprobs and request_id in output.logprobs:
             result.new_logprobs = output.logprobs[request_id][: len(new_token_ids)]
-        self._drafting.observe(request, output, len(sampled))
+        self._drafting.observe(request, num_verified - 1, output, len(sampled))
         block_size = self.kv_manager.block_size
         if request.num_computed_tokens // block_size != before // block_size:
             self.kv_manager.publish_computed(request)

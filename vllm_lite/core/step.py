@@ -162,6 +162,11 @@ class SchedulerOutput:
     token_masks: TokenMasks | None = None
 
     @property
+    def may_draft(self) -> bool:
+        """Whether a request may have drafts."""
+        return max(self.num_verified.values(), default=0) > 1
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of requests that do not await their next token."""
         if self.total_num_scheduled_tokens == len(self.num_scheduled_tokens):

@@ -26,7 +26,7 @@ _FLAG = "--speculative-config.model"
 class CustomDrafts:
     """Asks an object of the class that --speculative-config.model names."""
 
-    observes = False
+    observes = follows = False
 
     def __init__(self, config: VllmConfig, states: RequestStates) -> None:
         """Raises UsageError where there is no such class."""
@@ -53,7 +53,7 @@ class CustomDrafts:
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
         """Do nothing."""
 
-    def remember(self, request_id: str) -> None:
+    def remember(self, request_id: str, num_unread: int) -> None:
         """Do nothing."""
 
 

@@ -58,7 +58,7 @@ class LastRows:
 class HeadDrafts:
     """Guesses token after token by a head with layers of its own."""
 
-    observes = True
+    observes, follows = True, False
 
     def __init__(self, config: VllmConfig, head: DraftHead, inputs: HostInputs) -> None:
         """`config` is the head's own."""
@@ -111,7 +111,7 @@ class HeadDrafts:
             last, hidden = self._run(slots[goes_on], ends[goes_on] - 1, ones, hidden)
         return [ids[:count] for ids, count in zip(drafts, most.tolist(), strict=True)]
 
-    def remember(self, request_id: str) -> None:
+    def remember(self, request_id: str, num_unread: int) -> None:
         """Do nothing."""
 
     def _run(
@@ -133,7 +133,7 @@ class HeadDrafts:
 class MedusaDrafts:
     """Guesses several tokens of one hidden state."""
 
-    observes = True
+    observes, follows = True, False
 
     def __init__(self, head: MedusaModel, states: RequestStates) -> None:
         self._head, self._states = head, states
@@ -158,5 +158,5 @@ class MedusaDrafts:
             drafts[going] = self._head.propose(last, drafts.shape[1]).cpu().numpy()
         return [ids[:count] for ids, count in zip(drafts, most.tolist(), strict=True)]
 
-    def remember(self, request_id: str) -> None:
+    def remember(self, request_id: str, num_unread: int) -> None:
         """Do nothing."""

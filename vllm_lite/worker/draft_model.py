@@ -32,7 +32,7 @@ def most_draft_tokens(config: VllmConfig) -> int:
 class DraftModel:
     """Guesses what the draft model finds likeliest, for all requests of a step at once."""
 
-    observes = False
+    observes, follows = False, True
 
     def __init__(
         self, config: VllmConfig, model: CausalLM, forward: Forward, inputs: HostInputs
@@ -83,7 +83,7 @@ class DraftModel:
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
         """Do nothing: tokens are all that it reads."""
 
-    def remember(self, request_id: str) -> None:
+    def remember(self, request_id: str, num_unread: int) -> None:
         """Do nothing."""
 
     def _run(self, slots: Int64s, starts: Int64s, counts: Int64s) -> Tensor:

@@ -39,7 +39,7 @@ Record = Callable[..., Forward]
 class TextDrafts:
     """Drafts from texts alone, request by request."""
 
-    observes = False
+    observes = follows = False
 
     def __init__(self, drafter: Drafter, states: RequestStates) -> None:
         self._drafter, self._states = drafter, states
@@ -57,9 +57,9 @@ class TextDrafts:
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
         """Do nothing."""
 
-    def remember(self, request_id: str) -> None:
-        """Take note of a request that ended."""
-        self._drafter.remember(*self._states.output_of(request_id))
+    def remember(self, request_id: str, num_unread: int) -> None:
+        """Take note of a request that ended, of whose tokens the host lacks the last so many."""
+        self._drafter.remember(*self._states.output_of(request_id, num_unread))
 
 
 class Models:

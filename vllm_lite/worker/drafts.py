@@ -28,6 +28,8 @@ class StepDrafter(Protocol):
 
     # Whether it looks at each step, once the host has the tokens that were sampled.
     observes: bool
+    # Whether it is asked before each step, also for no drafts.
+    follows: bool
 
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
         """Up to `rows.most` tokens of each request that may follow its known ones."""
@@ -37,6 +39,6 @@ class StepDrafter(Protocol):
         """Take in a step's hidden states [T, N], request by request, of accepted drafts too."""
         ...
 
-    def remember(self, request_id: str) -> None:
-        """Take note of a request that ended."""
+    def remember(self, request_id: str, num_unread: int) -> None:
+        """Take note of a request that ended, of whose tokens the host lacks the last so many."""
         ...

@@ -96,10 +96,10 @@ class ModelRunner:
         return answer
 
     def _update_requests(self, step: SchedulerOutput) -> None:
-        if self._drafter is not None and step.finished_request_ids:
-            self._read_all()
+        if self._drafter is not None:
             for request_id in step.finished_request_ids:
-                self._drafter.remember(request_id)
+                num_unread = sum(request_id in answer.request_ids for answer in self._unread)
+                self._drafter.remember(request_id, num_unread)
         for request_id in step.dropped_request_ids:
             slot = self._requests.remove(request_id)
             if slot is not None:
@@ -113,11 +113,14 @@ class ModelRunner:
         self._requests.append_blocks(step.new_block_ids)
 
     def _plan(self, step: SchedulerOutput) -> StepPlan:
-        if self._drafter is None and not step.drafts:
+        drafter = self._drafter
+        if not (step.may_draft or (drafter is not None and drafter.follows)):
+            if any(answer.has_drafts for answer in self._unread):
+                self._read_all()
             return self._requests.plan(step)
         # Drafts depend on the tokens, and each request's progress on the drafts.
         self._read_all()
-        plan = self._requests.plan(step, self._drafter)
+        plan = self._requests.plan(step, drafter)
         for row in (plan.verified > 1).nonzero()[0].tolist():
             slot, end = int(plan.slots[row]), int(plan.starts[row] + plan.counts[row])
             start = end - int(plan.verified[row]) + 1
@@ -166,6 +169,16 @@ class _Answer:
         self._unread = unread
         self._arriving: Arriving | None = Arriving(choice.token_ids, choice.largest)
         unread.append(self)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests of the step."""
+        return self._plan.request_ids
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether the requests' progress depends on it."""
+        return self._plan.has_drafts
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the ids and return the answer, which is built once."""
