@@ -27,7 +27,8 @@ def test_an_idle_core_has_no_work() -> None:
     assert engine.has_work()
     (output,) = engine.step().outputs
     assert output.finish_reason == "length"
-    engine.step()
+    # The workers are told that the request has left; nobody else is told anything.
+    assert engine.step() == StepOutputs([], None)
     assert not engine.has_work()
 
 

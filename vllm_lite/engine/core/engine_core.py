@@ -143,15 +143,16 @@ class EngineCore:
         if self.constraints.num_waiting:
             self._begin_constrained()
         outputs, self._ended = self._ended, []
-        self._stats_due = False
+        has_news, self._stats_due = self._stats_due, False
         can_plan = self._is_step_due() and self._can_plan()
         if can_plan:
-            self._submit()
+            has_news |= self._submit()
         is_full = len(self._in_flight) == self._max_in_flight
         if self._in_flight and (is_full or not can_plan or self._has_failed):
             outputs += self._collect()
         self._publish_events()
-        return StepOutputs(outputs, self.make_stats() if self._log_stats else None)
+        has_news = self._log_stats and (has_news or bool(outputs))
+        return StepOutputs(outputs, self.make_stats() if has_news else None)
 
     def make_stats(self) -> SchedulerStats:
         """The scheduler's counters now."""
@@ -223,10 +224,9 @@ class EngineCore:
         return is_done
 
     def _publish_events(self) -> None:
-        if self._publisher is not None and self._block_events is not None:
-            events = self._block_events.take()
-            if events:
-                self._publisher.publish(events)
+        publisher, made = self._publisher, self._block_events
+        if publisher is not None and made is not None and (events := made.take()):
+            publisher.publish(events)
 
     @property
     def failure_fd(self) -> int | None:
@@ -285,8 +285,8 @@ class EngineCore:
         """Whether the newest step in flight could not be submitted."""
         return isinstance(self._in_flight[-1].pending, FailedOutput)
 
-    def _submit(self) -> None:
-        """Plan a step and submit it to the executor."""
+    def _submit(self) -> bool:
+        """Plan a step and submit it to the executor; whether it computes anything."""
         self.constraints.propose(self._scheduler.requests)
         planned = self._scheduler.schedule()
         self._check_progress(planned)
@@ -304,6 +304,7 @@ class EngineCore:
             self._lose(planned)
             raise
         self._in_flight.append(_Submitted(planned, pending, started))
+        return planned.total_num_scheduled_tokens > 0
 
     def _collect(self) -> list[EngineCoreOutput]:
         """Wait for the oldest step and update the scheduler."""
@@ -353,8 +354,7 @@ class EngineCore:
         return self._scheduler.fail_step(planned, reason)
 
     def _check_progress(self, planned: SchedulerOutput) -> None:
-        has_tokens = bool(planned.total_num_scheduled_tokens or self._in_flight)
-        if has_tokens or not self._scheduler.requests:
+        if planned.total_num_scheduled_tokens or self._in_flight or not self._scheduler.requests:
             self._empty_steps = 0
             return
         self._empty_steps += 1

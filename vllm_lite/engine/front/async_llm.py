@@ -311,8 +311,8 @@ class AsyncLLM(EngineClient):
                     _raise_failure(state)
                 yield output
         finally:
-            # Does nothing where the request ended by itself.
-            self._finish(self._outputs.abort_states([state], show=False))
+            if not state.is_finished:
+                self._finish(self._outputs.abort_states([state], show=False))
 
     async def _prepare(self, params: SamplingParams) -> None:
         """prepare() for processed parameters."""
