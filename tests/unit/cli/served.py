@@ -13,15 +13,18 @@ from typing import Literal
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
-from starlette.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from tests.server.fake_client import FakeEngineClient
 from vllm_lite.cli.main import main
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: ASGIApp) -> Iterator[str]:
     """Serve `app` from a thread; gives its address, as --url takes it."""
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server = uvicorn.Server(settings)
@@ -38,16 +41,13 @@ def served(app: FastAPI) -> Iterator[str]:
         thread.join(10)
 
 
-def scripted(*events: str) -> FastAPI:
+def scripted(*events: str) -> Starlette:
     """Streams those events, whatever is asked; the event "die" cuts the connection."""
-    app = FastAPI()
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, object]:
-        return {"object": "list", "data": [{"id": "script", "object": "model"}]}
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": "script", "object": "model"}]})
 
-    @app.post("/v1/chat/completions")
-    async def chat() -> StreamingResponse:
+    async def chat(request: Request) -> StreamingResponse:
         async def lines() -> AsyncIterator[str]:
             for event in events:
                 if event == "die":
@@ -57,7 +57,8 @@ def scripted(*events: str) -> FastAPI:
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 
-    return app
+    chats = Route("/v1/chat/completions", chat, methods=["POST"])
+    return Starlette(routes=[Route("/v1/models", models), chats])
 
 
 def delta(finish: str | None = None, **parts: str) -> str:
