@@ -216,6 +216,7 @@ EFFECTS = {
     "--default-chat-template-kwargs": "tests/server/test_tools.py::"
     "test_the_effort_and_the_servers_variables_reach_the_template",
     "--enable-per-request-metrics": _FIELDS + "test_request_reports_its_timings_where_enabled",
+    "--per-request-spec-decode-metrics": _DRAFTS + "test_choices_count_their_drafts",
     "--sse-keep-alive-interval": "tests/server/test_streams.py::"
     "test_a_stream_with_comments_ends_with_its_reader",
     "--fingerprint-mode": _FIELDS + "test_fingerprint_follows_the_server_option",

@@ -21,6 +21,49 @@ PositionLogprobs = dict[int, Logprob]
 
 
 @dataclass(slots=True)
+class RequestSpecDecodeMetrics:
+    """Drafts of one choice, by the steps that verified any."""
+
+    # Most drafts of a step by the options; a grammar may dictate more.
+    num_spec_tokens: int
+    # By the drafts of a step: in how many such steps none came true, in how many one, and so on.
+    accepted_of: dict[int, list[int]] = field(default_factory=dict)
+    # Drafts of each step, and those that came true; None unless they are kept.
+    steps: list[tuple[int, int]] | None = None
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        """Count a step."""
+        self.accepted_of.setdefault(num_drafts, [0] * (num_drafts + 1))[num_accepted] += 1
+        if self.steps is not None:
+            self.steps.append((num_drafts, num_accepted))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts, and what follows from them, by vLLM's names."""
+        rows = dict(sorted(self.accepted_of.items()))
+        histogram = [0] * (1 + max(self.num_spec_tokens, *rows, 0))
+        for row in rows.values():
+            for accepted, count in enumerate(row):
+                histogram[accepted] += count
+        num_steps = sum(histogram)
+        num_drafts = sum(length * sum(row) for length, row in rows.items())
+        num_accepted = sum(accepted * count for accepted, count in enumerate(histogram))
+        told: dict[str, Any] = {
+            "mean_acceptance_length": 1 + num_accepted / num_steps if num_steps else 1.0,
+            "draft_acceptance_rate": num_accepted / num_drafts if num_drafts else 0.0,
+            "acceptance_histogram": histogram,
+            "acceptance_histogram_by_draft_length": {str(k): row for k, row in rows.items()},
+            "num_spec_steps": num_steps,
+            "num_accepted_draft_tokens": num_accepted,
+            "num_draft_tokens": num_drafts,
+            "num_spec_tokens": self.num_spec_tokens,
+        }
+        if self.steps is not None:
+            told["per_step_accepted"] = [accepted for _, accepted in self.steps]
+            told["per_step_drafted"] = [drafts for drafts, _ in self.steps]
+        return told
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One choice of a request; with DELTA output, only what is new since the last one."""
 
@@ -31,6 +74,8 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None  # stop | length | repetition | abort | error
     stop_reason: int | str | None = None
+    # Of all tokens so far, where --per-request-spec-decode-metrics counts them.
+    spec_decode_metrics: RequestSpecDecodeMetrics | None = None
 
     def finished(self) -> bool:
         """Whether this choice is complete."""

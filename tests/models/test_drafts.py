@@ -108,6 +108,32 @@ def test_a_device_takes_drafts_too(model: str, graphs: dict[str, Any], ahead: bo
     assert drafted == serve(model, Worker)
 
 
+@pytest.mark.parametrize("level", ["none", "summary", "detailed"])
+def test_choices_count_their_drafts(model: str, level: str) -> None:
+    settings: dict[str, Any] = {"max_model_len": 64, "load_format": "dummy", "seed": 1}
+    settings |= {"skip_tokenizer_init": True, "disable_frontend_multiprocessing": True}
+    settings |= {"speculative_config": DRAFTS, "per_request_spec_decode_metrics": level}
+    with LLM(model, **settings) as llm:
+        prompts = [{"prompt_token_ids": ids} for ids in PROMPTS + PROMPTS[:4]]
+        outputs = llm.generate(prompts, KINDS + LOOPS, use_tqdm=False)
+        stats = llm.get_stats().spec_decoding
+    counted = [choice.spec_decode_metrics for output in outputs for choice in output.outputs]
+    if level == "none":
+        assert set(counted) == {None}
+        return
+    told = [one.to_dict() for one in counted if one is not None]
+    assert len(told) == len(counted) and stats is not None
+    assert sum(one["num_spec_steps"] for one in told) == stats.num_drafts > 0
+    assert sum(one["num_draft_tokens"] for one in told) == stats.num_draft_tokens
+    assert sum(one["num_accepted_draft_tokens"] for one in told) == stats.num_accepted_tokens > 0
+    assert {len(one["acceptance_histogram"]) for one in told} == {5}
+    # Without drafts there are zeros.
+    assert min(one["num_spec_steps"] for one in told) == 0
+    assert {one["num_spec_tokens"] for one in told} == {4}
+    steps = [sum(one.get("per_step_drafted", [])) for one in told]
+    assert steps == [one["num_draft_tokens"] * (level == "detailed") for one in told]
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("make_worker", [Worker, on_stand_in])
 def test_suffix_remembers_what_requests_generated(

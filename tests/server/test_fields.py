@@ -13,7 +13,7 @@ from tests.server.harness import HI, chat, chunks, complete, http, post
 from tests.server.test_openai_client import openai_client
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
-from vllm_lite.outputs import RequestMetrics, RequestOutput
+from vllm_lite.outputs import RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm_lite.sampling_params import SamplingParams
 
 BOTH = pytest.mark.parametrize("send", [chat, complete])
@@ -215,6 +215,49 @@ async def test_request_reports_its_timings_where_enabled(path: str) -> None:
         several = await session.post(path, json={"messages": HI, "prompt": "a", "n": 2})
         assert several.json()["metrics"] is None
     assert (await post(path, {"messages": HI, "prompt": "a"}, Timed())).json()["metrics"] is None
+
+
+class Drafted(FakeEngineClient):
+    """An engine that counts the drafts of its choices: of 3 one came true, then both of 2."""
+
+    async def _run(self, *request: Any) -> Any:
+        drafts = RequestSpecDecodeMetrics(3, steps=[])
+        drafts.observe(3, 1)
+        drafts.observe(2, 2)
+        async for output in super()._run(*request):
+            for choice in output.outputs:
+                choice.spec_decode_metrics = drafts
+            yield output
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_request_reports_its_drafts_where_they_are_counted(path: str) -> None:
+    expected = {
+        "mean_acceptance_length": 2.5,
+        "draft_acceptance_rate": 0.6,
+        "acceptance_histogram": [0, 1, 1, 0],
+        "acceptance_histogram_by_draft_length": {"2": [0, 0, 1], "3": [0, 1, 0, 0]},
+        "num_spec_steps": 2,
+        "num_accepted_draft_tokens": 3,
+        "num_draft_tokens": 5,
+        "num_spec_tokens": 3,
+        "per_step_accepted": [1, 2],
+        "per_step_drafted": [3, 2],
+    }
+    body: dict[str, Any] = {"messages": HI, "prompt": "a"}
+    if path == "/v1/responses":
+        body = {"input": "a"}
+    async with http(Drafted()) as session:
+        whole = (await session.post(path, json=body)).json()["metrics"]
+        assert whole.pop("speculative_decoding") == expected
+        assert len(whole) == 5 and set(whole.values()) == {None}
+        if "input" in body:
+            return
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        streamed = await session.post(path, json=body)
+        assert chunks(streamed.text)[-1]["metrics"] == {"speculative_decoding": expected}
+        several = await session.post(path, json={"messages": HI, "prompt": "a", "n": 2})
+        assert several.json()["metrics"] is None
 
 
 async def test_openai_client_sends_vllm_s_fields_as_extra_body() -> None:

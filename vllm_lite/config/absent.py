@@ -145,7 +145,6 @@ cudagraph_metrics | leave it out: graphs have no metrics
 enable_layerwise_nvtx_tracing | run nsys from outside; steps are not marked
 enable_mfu_metrics | use `vllm-lite bench`
 [engine ObservabilityConfig idle]
-per_request_spec_decode_metrics:str=none | drafts are counted for the whole engine
 jit_monitor_mode:str=warn jit_monitor_verbose | no kernels are compiled while serving
 [engine SchedulerConfig]
 prefill_schedule_interval:int=1 | leave it at 1: there is one engine

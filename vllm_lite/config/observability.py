@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
+from typing import Literal
 
 from vllm_lite.config.option import config, option
 from vllm_lite.config.values import Json
@@ -35,6 +36,11 @@ class ObservabilityConfig:
         "JSON: bounds of the histograms of a family, rising: request_latency, "
         "time_to_first_token, inter_token_latency, iteration_tokens, request_params_n, "
         "request_num_preemptions, request_tokens.",
+    )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = option(
+        "none",
+        "Count each request's drafts and those that came true, in its reply if it has one choice, "
+        "and in LLM's outputs; detailed: also step by step.",
     )
     enable_logging_iteration_details: bool = option(False, "Log the content and time of each step.")
 

@@ -43,19 +43,21 @@ class Drafting:
                 step.drafts[request.request_id] = list(request.drafts[:count])
 
     def observe(
-        self, request: Request, most: int, output: ModelRunnerOutput, num_sampled: int
-    ) -> None:
+        self, request: Request, num_verified: int, output: ModelRunnerOutput, num_sampled: int
+    ) -> tuple[int, int] | None:
         """Learn what came of a request's drafts in a step that sampled so many tokens for it.
 
-        `most`: how many it might have had.
+        Returns how many it had and how many came true, if it had any.
         """
-        if most <= 0:
-            return
-        num_drafts = output.num_draft_tokens.get(request.request_id, 0)
-        self._lengths.observe(request.request_id, num_drafts, num_sampled - 1)
-        if num_drafts:
-            self.stats = self.stats or SpecDecodingStats()
-            self.stats.observe(num_drafts, num_sampled - 1)
+        if num_verified <= 1:
+            return None
+        num_drafts, accepted = output.num_draft_tokens.get(request.request_id, 0), num_sampled - 1
+        self._lengths.observe(request.request_id, num_drafts, accepted)
+        if not num_drafts:
+            return None
+        self.stats = self.stats or SpecDecodingStats()
+        self.stats.observe(num_drafts, accepted)
+        return num_drafts, accepted
 
     def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
         """Learn from the time that a step took."""

@@ -293,7 +293,7 @@ class Scheduler:
         result.new_prompt_logprobs = prompt_logprobs
         if output.logprobs and request_id in output.logprobs:
             result.new_logprobs = output.logprobs[request_id][: len(new_token_ids)]
-        self._drafting.observe(request, num_verified - 1, output, len(sampled))
+        result.drafted = self._drafting.observe(request, num_verified, output, len(sampled))
         block_size = self.kv_manager.block_size
         if request.num_computed_tokens // block_size != before // block_size:
             self.kv_manager.publish_computed(request)

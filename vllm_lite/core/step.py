@@ -87,6 +87,8 @@ class EngineCoreOutput(msgspec.Struct, omit_defaults=True):
     num_preemptions: int = 0
     # A pooling request's answer.
     pooled: Pooled | None = None
+    # Drafts that the step verified, and how many of them came true.
+    drafted: tuple[int, int] | None = None
     # The request's, which the output goes to.
     front_end: int = 0
 
@@ -160,11 +162,6 @@ class SchedulerOutput:
     drafts: dict[str, list[int]] = field(default_factory=dict)
     # Set after scheduling.
     token_masks: TokenMasks | None = None
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether a request may have drafts."""
-        return max(self.num_verified.values(), default=0) > 1
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -78,10 +78,10 @@ class StepCost:
             # What nothing measures any more fades, or it would be believed for ever.
             self._drafts += _FADING * (self._weight - self._drafts)
             self._added += _FADING * (self._weight * self._usual - self._added)
-        elif self._alone:
+        elif self._alone and (alone := median(self._alone)):
             expected = self.share * num_drafts
             most = 0.2 + expected / 2
-            added = seconds / median(self._alone) - 1 - expected
+            added = seconds / alone - 1 - expected
             added = expected + min(max(added, -most), most)
             self._drafts += num_drafts - _NEWEST_STEP * self._drafts
             self._added += added - _NEWEST_STEP * self._added

@@ -98,7 +98,7 @@ class ModelRunner:
     def _update_requests(self, step: SchedulerOutput) -> None:
         if self._drafter is not None:
             for request_id in step.finished_request_ids:
-                num_unread = sum(request_id in answer.request_ids for answer in self._unread)
+                num_unread = sum(request_id in answer.plan.request_ids for answer in self._unread)
                 self._drafter.remember(request_id, num_unread)
         for request_id in step.dropped_request_ids:
             slot = self._requests.remove(request_id)
@@ -113,9 +113,9 @@ class ModelRunner:
         self._requests.append_blocks(step.new_block_ids)
 
     def _plan(self, step: SchedulerOutput) -> StepPlan:
-        drafter = self._drafter
-        if not (step.may_draft or (drafter is not None and drafter.follows)):
-            if any(answer.has_drafts for answer in self._unread):
+        drafter, may_draft = self._drafter, max(step.num_verified.values()) > 1
+        if not (may_draft or (drafter is not None and drafter.follows)):
+            if any(answer.plan.has_drafts for answer in self._unread):
                 self._read_all()
             return self._requests.plan(step)
         # Drafts depend on the tokens, and each request's progress on the drafts.
@@ -161,7 +161,7 @@ class _Answer:
     ) -> None:
         """Stays in `unread` until it is read; `synthetic` keeps drafts by chance."""
         self._synthetic = synthetic
-        self._plan = plan
+        self.plan = plan
         self._logprobs = choice.logprobs
         self._output = output
         self._states = states
@@ -169,16 +169,6 @@ class _Answer:
         self._unread = unread
         self._arriving: Arriving | None = Arriving(choice.token_ids, choice.largest)
         unread.append(self)
-
-    @property
-    def request_ids(self) -> list[str]:
-        """The requests of the step."""
-        return self._plan.request_ids
-
-    @property
-    def has_drafts(self) -> bool:
-        """Whether the requests' progress depends on it."""
-        return self._plan.has_drafts
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the ids and return the answer, which is built once."""
@@ -190,7 +180,7 @@ class _Answer:
 
     def _enter(self, token_ids: Int64s, largest: npt.NDArray[np.float32]) -> None:
         """Enter the ids in the output, and in the host's table where the slots are unchanged."""
-        plan, output, states = self._plan, self._output, self._states
+        plan, output, states = self.plan, self._output, self._states
         slots, positions, table = plan.sampling_slots, plan.sampled_positions, states.tokens
         request_ids = plan.sampling_ids
         failed, stuck = rows_without_token(largest)
@@ -228,7 +218,7 @@ class _Answer:
 
         `is_drafted`: whether a row's token is the draft of its position.
         """
-        plan, output, states = self._plan, self._output, self._states
+        plan, output, states = self.plan, self._output, self._states
         ends = plan.verified.cumsum().tolist()
         firsts = set()
         for index, (count, end) in enumerate(zip(plan.verified.tolist(), ends, strict=True)):

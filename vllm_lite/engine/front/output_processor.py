@@ -25,7 +25,13 @@ from vllm_lite.engine.front.request_state import (
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.stats import StepStats
 from vllm_lite.metrics.tracing import make_tracer
-from vllm_lite.outputs import AnyOutput, CompletionOutput, RequestMetrics, RequestOutput
+from vllm_lite.outputs import (
+    AnyOutput,
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    RequestSpecDecodeMetrics,
+)
 from vllm_lite.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
@@ -68,6 +74,8 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._stream_interval = config.scheduler.stream_interval
         self._with_metrics = not config.observability.disable_log_stats
+        self._counts_drafts = config.observability.per_request_spec_decode_metrics
+        self._most_drafts = config.speculative.num_drafts
         self._choices: dict[str, ChoiceState] = {}
         # Internal ids by the caller's, which need not be unique.
         self._requests: dict[str, list[RequestState]] = {}
@@ -110,7 +118,7 @@ class OutputProcessor:
                 prompt_logprobs=None if params.prompt_logprobs is None else [None],
             )
             request.choices = [
-                ChoiceState(request, core_id, index, tokenizer, params)
+                ChoiceState(request, core_id, index, tokenizer, params, self._new_counts())
                 for index, core_id in enumerate(core_ids)
             ]
         request.num_open = len(core_ids)
@@ -119,6 +127,13 @@ class OutputProcessor:
         self._requests.setdefault(request_id, []).append(request)
         self.num_waiting_tokens += sum(choice.num_prompt_tokens for choice in request.choices)
         return request
+
+    def _new_counts(self) -> RequestSpecDecodeMetrics | None:
+        level = self._counts_drafts
+        if level == "none":
+            return None
+        steps: list[tuple[int, int]] | None = [] if level == "detailed" else None
+        return RequestSpecDecodeMetrics(self._most_drafts, steps=steps)
 
     def process(self, outputs: list[EngineCoreOutput]) -> ProcessedStep:
         """Process a step's outputs; sinks are called before this returns."""

@@ -25,6 +25,7 @@ from vllm_lite.outputs import (
     PositionLogprobs,
     RequestMetrics,
     RequestOutput,
+    RequestSpecDecodeMetrics,
 )
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
@@ -99,7 +100,9 @@ class ChoiceState:
         index: int,
         tokenizer: Tokenizer | None,
         params: SamplingParams,
+        drafts: RequestSpecDecodeMetrics | None = None,
     ) -> None:
+        """`drafts` counts those of the choice, where that is asked for."""
         self.request = request
         self.core_id = core_id
         self.index = index
@@ -122,6 +125,7 @@ class ChoiceState:
         if params.reports_logprobs:
             is_ranked = params.logprob_token_ids is None
             self._logprobs = ChoiceLogprobs(request.decode_token, is_ranked=is_ranked)
+        self._drafts = drafts
         self._num_shown = 0
         self._is_end_shown = False
 
@@ -142,6 +146,8 @@ class ChoiceState:
         if output.num_cached_tokens is not None:
             self.num_cached_tokens = output.num_cached_tokens
             self.scheduled_time = output.scheduled_time
+        if output.drafted and self._drafts is not None:
+            self._drafts.observe(*output.drafted)
         if output.new_logprobs and self._logprobs is not None:
             self._logprobs.append(output.new_logprobs)
         stop = self._detokenizer.update(output.new_token_ids, output.finish_reason == "stop")
@@ -200,6 +206,7 @@ class ChoiceState:
             logprobs=None if logprobs is None else logprobs.positions[start:],
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            spec_decode_metrics=self._drafts,
         )
 
     def summary(self, now: float) -> FinishedRequest:

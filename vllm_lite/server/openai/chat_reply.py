@@ -105,7 +105,7 @@ class ChatReply(Reply):
         self._usage.num_reasoning_tokens = await self._readers.count_reasoning()
         return self._frame(
             choices,
-            output.metrics,
+            output,
             prompt_logprobs=scored,
             prompt_token_ids=self._prompt_ids(output),
             prompt_text=self._prompt_text,

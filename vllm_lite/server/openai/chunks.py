@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
-from vllm_lite.outputs import RequestMetrics, RequestOutput
+from vllm_lite.outputs import RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.logprobs import token_view
 from vllm_lite.server.openai.sampling_protocol import SamplingFields
@@ -95,6 +95,20 @@ def request_timings(metrics: RequestMetrics | None, num_tokens: int) -> dict[str
     }
 
 
+def reply_metrics(
+    metrics: RequestMetrics | None,
+    drafts: RequestSpecDecodeMetrics | None,
+    num_tokens: int,
+    *,
+    has_timings: bool,
+) -> dict[str, object] | None:
+    """The metrics of a reply of one choice, with every key; None where none are to be told."""
+    if not (has_timings or drafts):
+        return None
+    timings = request_timings(metrics if has_timings else None, num_tokens)
+    return {**timings, "speculative_decoding": drafts and drafts.to_dict()}
+
+
 def _between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(end - start, 0.0) * 1000
 
@@ -115,12 +129,12 @@ class Reply:
         is_single: bool,
         has_reasoning: bool = False,
     ) -> None:
-        """`is_single`: there is one choice, whose timings the reply may report."""
+        """`is_single`: there is one choice, whose metrics the reply may report."""
         config = context.server_config
         self._context = context
         self._request_id = request_id
         self._usage = UsageCounter(config.enable_prompt_tokens_details, has_reasoning)
-        self._has_timings = config.enable_per_request_metrics and is_single
+        self._has_timings, self._is_single = config.enable_per_request_metrics, is_single
         self._view = token_view(context, as_ids=body.return_tokens_as_token_ids)
         if body.stream:
             options, is_forced = body.stream_options, config.enable_force_include_usage
@@ -133,11 +147,14 @@ class Reply:
             self._open = b"data: " + identity[:-1] + b',"choices":['
             self._fingerprint = b'"system_fingerprint":' + encode(context.fingerprint)
 
-    def _frame(
-        self, choices: object, metrics: RequestMetrics | None, **more: object
-    ) -> dict[str, object]:
-        """The reply of `choices`, with every key."""
-        timings = request_timings(metrics, self._usage.num_completion_tokens)
+    def _metrics(self, output: RequestOutput) -> dict[str, object] | None:
+        if not (self._is_single and output.outputs):
+            return None
+        drafts, count = output.outputs[0].spec_decode_metrics, self._usage.num_completion_tokens
+        return reply_metrics(output.metrics, drafts, count, has_timings=self._has_timings)
+
+    def _frame(self, choices: object, output: RequestOutput, **more: object) -> dict[str, object]:
+        """The reply of `choices`, with every key; `output` has its metrics."""
         return {
             **self._context.identity(self._request_id, self.kind),
             "choices": choices,
@@ -147,7 +164,7 @@ class Reply:
             **more,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "metrics": {**timings, "speculative_decoding": None} if self._has_timings else None,
+            "metrics": self._metrics(output),
         }
 
     def _framed(self, choice: bytes, extra: bytes = b"", *, last: bool = False) -> bytes:
@@ -167,8 +184,7 @@ class Reply:
             return b""
         usage = encode(self._usage.final())
         metrics = b""
-        if self._has_timings and last is not None:
-            timings = request_timings(last.metrics, self._usage.num_completion_tokens)
-            known = {name: value for name, value in timings.items() if value is not None}
+        if last is not None and (told := self._metrics(last)) is not None:
+            known = {name: value for name, value in told.items() if value is not None}
             metrics = b',"metrics":' + encode(known)
         return b'%b],"usage":%b,%b%b}\n\n' % (self._open, usage, self._fingerprint, metrics)

@@ -151,7 +151,7 @@ class CompletionReply(Reply):
             self._usage.add_prompt(output)
             for choice in sorted(output.outputs, key=lambda choice: choice.index):
                 choices.append(self._choice(index, output, choice))
-        return self._frame(choices, outputs[0].metrics)
+        return self._frame(choices, outputs[0])
 
     def _choice(
         self, prompt_index: int, output: RequestOutput, choice: CompletionOutput

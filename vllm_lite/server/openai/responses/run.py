@@ -14,7 +14,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any
 
 from vllm_lite.errors import UnavailableError
-from vllm_lite.outputs import RequestMetrics, RequestOutput
+from vllm_lite.outputs import RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm_lite.parsers.events import (
     ContentDelta,
     Event,
@@ -24,7 +24,7 @@ from vllm_lite.parsers.events import (
     ToolCallStart,
 )
 from vllm_lite.server.errors import Failure, failure_of
-from vllm_lite.server.openai.chunks import request_timings
+from vllm_lite.server.openai.chunks import reply_metrics
 from vllm_lite.server.openai.logprobs import TokenView, chat_logprobs
 from vllm_lite.server.openai.message_reader import ChoiceReaders
 from vllm_lite.server.openai.responses.protocol import ResponsesRequest
@@ -192,6 +192,7 @@ class ResponseRun:
         self._token_ids: list[int] = []
         self._prompt: RequestOutput | None = None
         self._metrics: RequestMetrics | None = None
+        self._drafts: RequestSpecDecodeMetrics | None = None
         self._num_reasoning_tokens = 0
         self._finish_reason: str | None = None
 
@@ -254,6 +255,7 @@ class ResponseRun:
         self._text.append(choice.text)
         self._token_ids += choice.token_ids
         self._finish_reason, self._metrics = choice.finish_reason, output.metrics
+        self._drafts = choice.spec_decode_metrics
         if self._body.wants_logprobs and choice.logprobs:
             count = self._body.top_logprobs or 0
             shown = chat_logprobs(self._view, choice.token_ids, choice.logprobs, count)
@@ -285,9 +287,10 @@ class ResponseRun:
         payload["status"] = status
         payload["output"] = self._output.items
         payload["usage"] = self._usage()
-        if "metrics" in payload:
-            timings = request_timings(self._metrics, len(self._token_ids))
-            payload["metrics"] = {**timings, "speculative_decoding": None}
+        metrics, count, has_timings = self._metrics, len(self._token_ids), "metrics" in payload
+        told = reply_metrics(metrics, self._drafts, count, has_timings=has_timings)
+        if told is not None:
+            payload["metrics"] = told
         if status == "incomplete":
             payload["incomplete_details"] = {"reason": "max_output_tokens"}
         elif status == "completed":
