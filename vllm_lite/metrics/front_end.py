@@ -7,7 +7,7 @@ Invariant: labels are routes, methods and status classes that exist, never what 
 from __future__ import annotations
 
 from itertools import product
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -31,6 +31,14 @@ METHODS = frozenset(
 UNCOUNTED = frozenset(("/metrics", "/health", "/load", "/ping", "/version", "/server_info"))
 RequestType = Literal["chat_completions", "responses", "other"]
 _MODES, _OUTCOMES = ("streaming", "non_streaming"), ("tool_call", "no_tool_call")
+
+
+class _Counters(NamedTuple):
+    """What counts the requests of one route with one kind of answer."""
+
+    requests: Counter
+    sizes: list[Summary]
+    durations: Histogram
 
 
 class FrontEndMetrics:
@@ -60,6 +68,8 @@ class FrontEndMetrics:
             registry=registry,
             buckets=COARSE_DURATION,
         )
+        # By route, the status's first digit and method.
+        self._counters: dict[tuple[str, int, str], _Counters] = {}
         self._tool_texts: Counter | None = None
         self._model_name = model_name
         if has_tool_parser:
@@ -92,11 +102,19 @@ class FrontEndMetrics:
         if route in UNCOUNTED:
             return
         known = method if method in METHODS else "OTHER"
-        self._requests.labels(route, f"{status // 100}xx", known).inc()
-        for summary, size in zip(self._sizes, sizes, strict=True):
-            summary.labels(route).observe(size)
+        key = (route, status // 100, known)
+        if (counters := self._counters.get(key)) is None:
+            # A look-up by labels takes longer than all additions.
+            counters = self._counters[key] = _Counters(
+                self._requests.labels(route, f"{status // 100}xx", known),
+                [summary.labels(route) for summary in self._sizes],
+                self._durations.labels(route, known),
+            )
+        counters.requests.inc()
+        for summary, size in zip(counters.sizes, sizes, strict=True):
+            summary.observe(size)
         self._duration.observe(seconds)
-        self._durations.labels(route, known).observe(seconds)
+        counters.durations.observe(seconds)
 
     def count_tool_parsing(
         self, request_type: RequestType, *, is_streaming: bool, found: bool

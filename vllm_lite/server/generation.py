@@ -85,17 +85,25 @@ async def run_while_connected(receive: Receive, work: Coroutine[object, object, 
 
     `receive` is the request's ASGI channel, its body already read.
     """
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
-    try:
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not worker.done():
-            raise ClientLeftError
-        return worker.result()
-    finally:
+    worker, has_left = asyncio.current_task(), False
+    assert worker is not None
+
+    async def watch() -> None:
+        nonlocal has_left
+        with contextlib.suppress(Exception):
+            await _wait_for_disconnect(receive)
+        has_left = True
         worker.cancel()
+
+    watcher = asyncio.ensure_future(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_left and not worker.uncancel():
+            raise ClientLeftError from None
+        raise
+    finally:
         watcher.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -278,7 +286,8 @@ class Generations:
         ids, iterators = _ids_of(request_id, len(prompts)), []
         for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
             if index % _PROMPTS_A_TURN == 0:
-                await asyncio.sleep(0)
+                if index:
+                    await asyncio.sleep(0)
                 self.check_open()
             iterators.append(
                 self._client.encode(

@@ -41,7 +41,7 @@ async def prompts_of(context: ServingContext, body: InputBody) -> list[PromptDic
     found: list[PromptDict] = []
     special = body.add_special_tokens is not False
     for index, given in enumerate(body.prompts()):
-        if index % _TEXTS_A_TURN == 0:
+        if index:
             await asyncio.sleep(0)
         if isinstance(given, list):
             found.append({"prompt_token_ids": cut(given, most, body.truncation_side)})
@@ -57,7 +57,7 @@ async def text_prompts(
     most, side = most_tokens(context, body), body.truncation_side
     found: list[PromptDict] = []
     for index, text in enumerate(texts):
-        if index % _TEXTS_A_TURN == 0:
+        if index and index % _TEXTS_A_TURN == 0:
             await asyncio.sleep(0)
         ids = await context.encode(text, name, special=special, cut=most is not None, whole=True)
         if most is not None and len(ids) > most:
