@@ -173,7 +173,6 @@ NB_MODULE(_cpu, m) {
   define<Rows<ScaledAdd>>(m, program, "scaled_add");
   define<Rows<RowMix>>(m, program, "mix_rows");
   define<Rows<RowLevel>>(m, program, "level_rows");
-  define<Rows<RowRounding>>(m, program, "round_activations");
   define<Rows<CacheWrite>>(m, program, "reshape_and_cache");
   define<AttentionCall, 1>(m, program, "paged_attention");
   define<EncoderAttentionCall>(m, program, "encoder_attention");

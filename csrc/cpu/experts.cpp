@@ -195,7 +195,7 @@ struct GroupedForm {
   }
   float* row(int64_t first) const { return rows + first * floats_of_row; }
   void make_rows(const ExpertWeight& weight, const void* x, int64_t first, int64_t count) const {
-    kernels().widen_rows({p.dtype, x, p.x_stride, &of(weight), row(first)}, 0, count);
+    kernels().widen_rows({p.dtype, x, p.x_stride, &of(weight), row(first), {}}, 0, count);
   }
   void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
                 int64_t end) const {
@@ -205,7 +205,7 @@ struct GroupedForm {
       const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
       if (begin < num_panels && end > 0) {
         kernels().grouped_product(
-            {row(first), p.dtype, count, &part, bias, p.out_dtype, columns, p.out_stride},
+            {row(first), p.dtype == DType::kBFloat16, false, count, &part, bias, p.out_dtype, columns, p.out_stride},
             std::max<int64_t>(begin, 0), std::min(end, num_panels));
       }
       begin -= num_panels;

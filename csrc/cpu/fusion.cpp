@@ -42,9 +42,6 @@ bool comes_before(const GatedNorm& p, const Ends& product) {
   return product.x.hold(p.dtype, p.out, p.size) && product.are_apart(p.x, product.out.start) &&
          product.are_apart(p.gate, product.out.start);
 }
-bool comes_before(const RowRounding& p, const Ends& product) {
-  return product.x.hold(DType::kFloat32, p.out, p.size) && product.are_apart(p.x, product.out.start);
-}
 bool comes_before(const RowMix&, const Ends&) { return false; }
 bool comes_before(const RowLevel&, const Ends&) { return false; }
 bool comes_before(const Rotary&, const Ends&) { return false; }
@@ -81,7 +78,6 @@ bool comes_after(const Route& p, const Ends& product) {
 }
 
 bool comes_after(const GatedNorm&, const Ends&) { return false; }
-bool comes_after(const RowRounding&, const Ends&) { return false; }
 bool comes_after(const RowMix&, const Ends&) { return false; }
 bool comes_after(const RowLevel&, const Ends&) { return false; }
 

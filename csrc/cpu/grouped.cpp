@@ -34,11 +34,14 @@ const char* row_of(const void* rows, DType dtype, int64_t stride, int64_t row) {
 
 GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, const float* x) {
   void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
-  return {x, p.dtype, count, p.weight, p.bias, p.out_dtype, out, p.out_stride};
+  const bool are_codes = p.rounding.group_size > 0;
+  const bool are_int8 = are_codes && p.rounding.number == DType::kInt8;
+  return {x, are_codes || p.dtype == DType::kBFloat16, are_int8, count, p.weight, p.bias, p.out_dtype, out, p.out_stride};
 }
 
 WidenRows widening_of(const GroupedLinear& p, int64_t row, float* rows) {
-  return {p.dtype, row_of(p.x, p.dtype, p.x_stride, row), p.x_stride, p.weight, rows};
+  return {p.dtype, row_of(p.x, p.dtype, p.x_stride, row), p.x_stride, p.weight, rows,
+          p.rounding};
 }
 
 int64_t count_panels(const GroupedWeight& weight) {

@@ -148,19 +148,6 @@ struct RowLevel {
   float bound;
 };
 
-// Rows rounded to codes of a type times a scale: that given, or those of each group of a row, by
-// which its largest magnitude becomes the type's largest number.
-struct RowRounding {
-  DType dtype;
-  DType number;  // kInt8, kFloat8E4M3 or kFloat8E5M2
-  const void* x;  // [T, N]
-  float* out;     // [T, N], dense
-  int64_t size;   // N
-  int64_t x_stride;
-  int64_t group_size;
-  const float* scale;  // null, or [1]
-};
-
 // x times the activation of gate, each group of a row scaled to unit root mean square; the gate is
 // the last factor if norm_first. Without a weight, the product alone.
 struct GatedNorm {
@@ -589,8 +576,8 @@ struct GroupedWeight {
 };
 
 // A group's products are added up by segments: a group, or what of it lies within kSegment inputs.
-// Rows of x are float32, padded with zeros to whole units of inputs; the sum of each segment follows.
-// Behind them is the room of padded_inputs bfloat16, for the level with tiles.
+// Rows of x are float32, padded with zeros to whole units of inputs; the sum of each segment and what
+// its products are multiplied by follow. Behind them is the room of padded_inputs bfloat16.
 constexpr int64_t kSegment = 128;
 constexpr int64_t kCodesOfUnit = 32;
 static inline int64_t segment_end(const GroupedWeight& w, int64_t first) {
@@ -603,11 +590,22 @@ static inline int64_t segment_end(const GroupedWeight& w, int64_t first) {
 static inline int64_t padded_inputs(const GroupedWeight& w) {
   return ceil_divide(w.num_inputs, kCodesOfUnit) * kCodesOfUnit;
 }
-static inline int64_t wide_row_floats(const GroupedWeight& w) {
+static inline int64_t room_of_segments(const GroupedWeight& w) {
   const int64_t segments =
       ceil_divide(w.num_inputs, w.group_size) + ceil_divide(w.num_inputs, kSegment);
-  return padded_inputs(w) + ceil_divide(segments, 16) * 16 + padded_inputs(w) / 2;
+  return ceil_divide(segments, 16) * 16;
 }
+static inline int64_t wide_row_floats(const GroupedWeight& w) {
+  return padded_inputs(w) + 2 * room_of_segments(w) + padded_inputs(w) / 2;
+}
+
+// Rows become codes of a type times a scale: that given, or those of each group, by which its largest
+// magnitude becomes the type's largest number. A group holds whole segments.
+struct RowRounding {
+  DType number;  // kInt8, kFloat8E4M3 or kFloat8E5M2
+  int64_t group_size;  // 0: rows stay as they are
+  const float* scale;  // null, or [1]
+};
 
 // Makes such rows, with inputs in the weight's order.
 struct WidenRows {
@@ -616,6 +614,7 @@ struct WidenRows {
   int64_t x_stride;
   const GroupedWeight* weight;
   float* rows;  // [T, wide_row_floats]
+  RowRounding rounding;
 };
 
 // Rows of x that go through a panel together.
@@ -623,7 +622,8 @@ constexpr int64_t kGroupedRows = 64;
 
 struct GroupedProduct {
   const float* x;    // [T, wide_row_floats]
-  DType dtype;       // of the rows that were widened
+  bool are_brief;    // the rows' numbers are bfloat16's
+  bool are_int8;     // or codes of int8
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]
@@ -745,7 +745,6 @@ struct Dequantize {
 // Every kernel but attention's: KERNEL(result, name, parameters...).
 #define VLLM_LITE_KERNELS(KERNEL)                                                                \
   KERNEL(void, norm, const Norm&, int64_t begin, int64_t end)                                    \
-  KERNEL(void, round_rows, const RowRounding&, int64_t begin, int64_t end)                       \
   KERNEL(void, rotary, const Rotary&, int64_t begin, int64_t end)                                \
   KERNEL(void, activate, const Activation&, int64_t begin, int64_t end)                          \
   KERNEL(void, scaled_add, const ScaledAdd&, int64_t begin, int64_t end)                         \

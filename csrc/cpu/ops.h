@@ -127,6 +127,7 @@ struct GroupedLinear {
   DType out_dtype;
   void* out;  // [T, M]
   int64_t out_stride;
+  RowRounding rounding;
 };
 
 void grouped_linear(const GroupedLinear& p, int64_t num_rows, const BesideProduct& beside = {});

@@ -64,7 +64,6 @@ Description describe(RowLevel& p) {
   return {p.like == nullptr ? "keep_outliers" : "match_rms",
           {read(p.x), read(p.like), write(p.out)}};
 }
-Description describe(RowRounding& p) { return {"round_activations", {read(p.x), write(p.out)}}; }
 Description describe(Rotary& p) {
   return {"rotary_embedding", {change(p.heads[0]), change(p.heads[1]), input(p.positions)}};
 }

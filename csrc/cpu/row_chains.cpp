@@ -61,9 +61,6 @@ bool are_rows(const GatedNorm& p, const Strides& are) {
   return are(p.x, p.dtype, p.x_stride) && are(p.gate, p.dtype, p.gate_stride) &&
          are(p.out, p.dtype, p.size);
 }
-bool are_rows(const RowRounding& p, const Strides& are) {
-  return are(p.x, p.dtype, p.x_stride) && are(p.out, DType::kFloat32, p.size);
-}
 // They end a chain.
 bool are_rows(const RowMix&, const Strides&) { return false; }
 bool are_rows(const RowLevel&, const Strides&) { return false; }

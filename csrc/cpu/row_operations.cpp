@@ -43,9 +43,6 @@ void run_kernel(const RowMix& p, int64_t begin, int64_t end) { kernels().mix_row
 void run_kernel(const RowLevel& p, int64_t begin, int64_t end) {
   kernels().level_rows(p, begin, end);
 }
-void run_kernel(const RowRounding& p, int64_t begin, int64_t end) {
-  kernels().round_rows(p, begin, end);
-}
 void run_kernel(const Rotary& p, int64_t begin, int64_t end) { kernels().rotary(p, begin, end); }
 void run_kernel(const CacheWrite& p, int64_t begin, int64_t end) {
   kernels().write_cache(p, begin, end);
@@ -60,7 +57,6 @@ int64_t work(const Activation& p) { return 2 * p.size; }
 int64_t work(const ScaledAdd& p) { return p.size; }
 int64_t work(const RowMix& p) { return (p.num_inputs + 1) * p.num_outputs * p.size; }
 int64_t work(const RowLevel& p) { return 2 * p.size; }
-int64_t work(const RowRounding& p) { return 2 * p.size; }
 int64_t work(const Rotary& p) { return (p.num_heads[0] + p.num_heads[1]) * p.rot_dim; }
 int64_t work(const CacheWrite& p) { return p.num_kv_heads * (p.keys.size + p.values.size); }
 int64_t work(const Route& p) { return p.num_experts * (p.top_k + 8); }

@@ -12,7 +12,7 @@
 namespace vllm_lite {
 
 using RowOperation =
-    std::variant<Norm, Activation, ScaledAdd, RowMix, RowLevel, RowRounding, Rotary, CacheWrite,
+    std::variant<Norm, Activation, ScaledAdd, RowMix, RowLevel, Rotary, CacheWrite,
                  Route, GatedNorm>;
 
 // Throws std::out_of_range for positions and slots of num_rows rows that are outside.

@@ -27,7 +27,6 @@ NOT_KERNELS = {
     "pack_heads",
     "pack_linear",
     "pack_quantized",
-    "round_activations",
 }
 
 

@@ -89,7 +89,7 @@ def test_products_equal_those_of_the_expanded_weight(name: str, dtype: torch.dty
     whole = ops.grouped_linear(x, packed, bias, torch.float32)
     expected = x.double() @ values.T + bias
     # Tiles take a table's numbers in bfloat16.
-    is_brief = _cpu.selected_isa() == "amx" and dtype is torch.bfloat16
+    is_brief = _cpu.selected_isa() in ("amx", "avx512_bf16") and dtype is torch.bfloat16
     is_rounded = is_brief and grouped.table is not None
     bound = x.double().abs() @ values.abs().T * (2.0**-9 if is_rounded else 1e-6) + 1e-5
     assert ((whole.double() - expected).abs() <= bound).all()
@@ -130,31 +130,57 @@ def test_numbers_that_are_none_stay() -> None:
 
 @pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounded_activations_equal_the_reference(number: torch.dtype, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rounded_activations_equal_the_reference(
+    bits: int, number: torch.dtype, dtype: torch.dtype
+) -> None:
     x = torch.randn(9, 160).to(dtype)
     x[3] = 0
     x[4, 100] = torch.nan
     x[5, 7] = torch.inf
-    for rounding in (
-        ActivationRounding(number),
-        ActivationRounding(number, 32),
-        ActivationRounding(number, scale=torch.tensor([0.01])),
+    middle = 2 ** (bits - 1)
+    codes = torch.eye(160, dtype=torch.uint8) + middle
+    for rounding, group_size in (
+        (ActivationRounding(number), 160),
+        (ActivationRounding(number), 16),
+        (ActivationRounding(number, 32), 32),
+        (ActivationRounding(number, 128), 64),
+        (ActivationRounding(number, 48), 16),
+        (ActivationRounding(number, scale=torch.tensor([0.01])), 160),
     ):
-        ours, theirs = (o.round_activations(x, rounding) for o in (ops, reference))
+        scales = torch.ones(160, -(-160 // group_size))
+        same = make_grouped(codes, scales, bits, middle, group_size=group_size)
+        ours, theirs = (
+            each.grouped_linear(x, each.pack_grouped(same), None, torch.float32, None, rounding)
+            for each in (ops, reference)
+        )
         if number is torch.int8 and rounding.scale is not None:  # NaN has no code
             ours, theirs = (torch.cat([t[:4], t[5:]]) for t in (ours, theirs))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["4 bits", "8 bits", "zeros of bytes", "e4m3 blocks"])
+@pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
+def test_rounded_rows_depend_on_no_others(name: str, number: torch.dtype) -> None:
+    grouped = cases()[name]()
+    packed, rounding = ops.pack_grouped(grouped), ActivationRounding(number)
+    x = torch.randn(70, grouped.num_inputs)
+    whole = ops.grouped_linear(x, packed, None, torch.float32, None, rounding)
+    expected = reference.grouped_linear(x, grouped, None, torch.float32, None, rounding)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-3)
+    for count in (1, 2, 3, 4, 5, 13):
+        part = ops.grouped_linear(x[7 : 7 + count], packed, None, torch.float32, None, rounding)
+        assert torch.equal(part, whole[7 : 7 + count])
+
+
 def test_products_are_recorded() -> None:
     table = ops.pack_grouped(weight(8, 50, 64, 64))
-    product = ops.pack_grouped(weight(4, 40, 64, 32, permutation=torch.randperm(64)))
+    product = ops.pack_grouped(weight(4, 40, 64, 32))
     rounding = ActivationRounding(torch.int8)
 
     def forward(step: Mapping[str, torch.Tensor]) -> torch.Tensor:
         x = ops.grouped_lookup(table, step["ids"], torch.bfloat16)
-        rounded = ops.round_activations(x, rounding)
-        return ops.grouped_linear(rounded, product, None, torch.float32)
+        return ops.grouped_linear(x, product, None, torch.float32, None, rounding)
 
     inputs = {"ids": StepInput(torch.int64, ("T",))}
     recorded = record_step(forward, {"ids": torch.arange(3)}, 20, inputs)

@@ -20,7 +20,7 @@ from vllm_lite.kernels.grouped_weight import (
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
-from vllm_lite.kernels.reference.rounding import ActivationRounding
+from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
 # Whatever can be loaded in blocks can be multiplied by on a GPU.
 GROUPED = [kind for kind in KINDS if kind.name not in ("F32", "F16", "BF16")]
@@ -132,10 +132,10 @@ def test_scales_of_a_byte_have_a_scale_of_each_output(kind: torch.dtype) -> None
 
 def test_activations_are_rounded_by_scales_given_or_found() -> None:
     x = torch.randn(3, 64)
-    given = reference.round_activations(x, ActivationRounding(torch.int8, scale=torch.ones(1) / 8))
+    given = round_activations(x, ActivationRounding(torch.int8, scale=torch.ones(1) / 8))
     assert torch.equal(given, (x * 8).round() / 8)
     for size in (0, 16):
-        rounded = reference.round_activations(x, ActivationRounding(torch.int8, size))
+        rounded = round_activations(x, ActivationRounding(torch.int8, size))
         steps = x.view(3, -1, size or 64).abs().amax(-1, keepdim=True) / 127
         assert ((rounded - x).view(3, -1, size or 64).abs() <= steps * 0.501).all()
 

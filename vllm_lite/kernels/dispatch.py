@@ -105,6 +105,11 @@ def has_tiles() -> bool:
     return is_compiled() and str(_module().selected_isa()) == "amx"
 
 
+def has_bfloat16_pairs() -> bool:
+    """Whether the compiled kernels multiply bfloat16 inputs two at a time, grouped weights too."""
+    return is_compiled() and str(_module().selected_isa()) in ("amx", "avx512_bf16")
+
+
 def set_num_threads(count: int) -> None:
     """Let the operations use `count` threads, including the calling one."""
     ops()

@@ -1,7 +1,8 @@
 """Linear methods for checkpoints of packed codes, in the device's own format and exact.
 
-The operations multiply by the grouped weight. On a CPU those of GGUF's types are faster, except for
-bfloat16 on tiles: the smallest one that holds every value is chosen, if there is one.
+The operations multiply by the grouped weight. On a CPU those of GGUF's types are faster, except
+for bfloat16 on tiles: the smallest one that holds every value is chosen, if there is one. Where
+bfloat16 has a dot product of pairs, codes with zero points and those of two bits stay in groups.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.codebook_weight import PackedWeight
-from vllm_lite.kernels.dispatch import gpu_only_ops, has_tiles, ops
+from vllm_lite.kernels.dispatch import gpu_only_ops, has_bfloat16_pairs, has_tiles, ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
@@ -63,8 +64,7 @@ class GroupedKernel:
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         out_dtype = self.out_dtype or x.dtype
-        rounded = x if self.rounding is None else self.ops.round_activations(x, self.rounding)
-        return self.ops.grouped_linear(rounded, self.weight, self.bias, out_dtype, out)
+        return self.ops.grouped_linear(x, self.weight, self.bias, out_dtype, out, self.rounding)
 
 
 def grouped_kernel(
@@ -79,11 +79,21 @@ def grouped_kernel(
     Unless `is_exact`, it may be one of GGUF's types, which rounds activations to bytes.
     """
     wide = None if bias is None else bias.float()
-    if rounding is None and not is_exact and gpu_only_ops() is None:
+    may_round = rounding is None and not is_exact and gpu_only_ops() is None
+    if may_round and not _is_smaller_in_groups(weight):
         rows = as_rows(weight)
         if rows is not None:
             return quantized_kernel([rows], bias, out_dtype)
     return GroupedKernel(ops().pack_grouped(weight), wide, out_dtype, ops(), rounding)
+
+
+def _is_smaller_in_groups(weight: GroupedWeight) -> bool:
+    """Whether every type of GGUF's is much larger than codes that are looked up in pairs.
+
+    It depends on no code, so that the experts of a mixture agree.
+    """
+    has_gaps = weight.zeros is not None or weight.bits < 4
+    return has_gaps and weight.high_codes is None and has_bfloat16_pairs()
 
 
 class GroupedTable:

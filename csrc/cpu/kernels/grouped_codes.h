@@ -292,6 +292,20 @@ static inline void with_codes(const GroupedWeight& w, Function&& function) {
   }
 }
 
+// Makes the kCount numbers, or pairs, of a unit for the vectors [begin, end) of a panel.
+template <int kCount, class Codes, class Number>
+static inline void make_numbers(const Codes& codes, const uint8_t* unit, int begin, int end,
+                                Number* numbers) {
+  for (int v = begin; v < end; ++v) {
+    const typename Codes::Reader reader = codes.reader(unit, v);
+#pragma GCC unroll 32
+    for (int i = 0; i < kCount; ++i) {
+      const auto made = reader[i];
+      memcpy(numbers + i * kPanel + v * kLanes, &made, sizeof made);
+    }
+  }
+}
+
 // ---- scales
 
 // Of group `group` of a panel, for the vector `v`: what numbers are multiplied by, and what is taken
@@ -324,6 +338,7 @@ static inline bool has_minimums(const GroupedWeight& w) {
   return w.zeros != nullptr || w.minimums != nullptr || w.zero != 0;
 }
 
+template <class Codes>
 static inline GroupScale group_scale(const GroupedWeight& w, int64_t panel, int64_t group, int v) {
   const int64_t num_groups = ceil_divide(w.num_inputs, w.group_size);
   const int64_t at = (panel * num_groups + group) * kPanel + v * kLanes;
@@ -333,7 +348,37 @@ static inline GroupScale group_scale(const GroupedWeight& w, int64_t panel, int6
     of.minimum = load_zeros(w, at) * of.scale;
     if (w.minimums != nullptr) of.minimum += load(w.minimums + at);
   }
+  of.scale *= Codes::kFactor;
   return of;
 }
+
+// A segment's sum of x and the scale of its products: those of row r are r * stride further on.
+struct SegmentOfX {
+  const float* sum;
+  const float* scale;
+  int64_t stride, to_excess;
+
+  explicit SegmentOfX(const GroupedProduct& p)
+      : sum(p.x + padded_inputs(*p.weight)),
+        scale(sum + room_of_segments(*p.weight)),
+        stride(wide_row_floats(*p.weight)),
+        to_excess(room_of_segments(*p.weight) + padded_inputs(*p.weight) / 4) {}
+
+  // The integer that sums of four products each begin with.
+  const int32_t* excess() const { return reinterpret_cast<const int32_t*>(scale) + to_excess; }
+  SegmentOfX from_row(int64_t row) const {
+    SegmentOfX other = *this;
+    other.sum += row * stride;
+    other.scale += row * stride;
+    return other;
+  }
+  SegmentOfX after(int segments) const {
+    SegmentOfX other = *this;
+    other.sum += segments;
+    other.scale += segments;
+    return other;
+  }
+  SegmentOfX& operator++() { return *this = after(1); }
+};
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

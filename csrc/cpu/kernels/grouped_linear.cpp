@@ -6,6 +6,7 @@
 // for more, those of kSegment inputs are made once.
 #include "cpu/kernels/amx/grouped_products.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/kernels/row_codes.h"
 #include "cpu/kernels/store_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
@@ -14,69 +15,129 @@ namespace {
 // Rows whose sums, two for each vector, fit the registers: beside numbers that are made, and beside
 // those that are loaded.
 #if defined(__AVX512F__)
-constexpr int kFewRows = 4, kTileRows = 6;
+constexpr int kFewRows = 4, kManyRows = 6;
 #elif defined(__AVX2__)
-constexpr int kFewRows = 2, kTileRows = 3;
+constexpr int kFewRows = 2, kManyRows = 3;
 #else
-constexpr int kFewRows = 1, kTileRows = 2;
+constexpr int kFewRows = 1, kManyRows = 2;
 #endif
 constexpr int kTileVectors = 2;
 constexpr int kHalfUnit = kUnit / 2;
 // Prefetch distances in bytes: into the second cache, and from there into the first.
 constexpr int64_t kFarAhead = 8192, kNearAhead = 1024;
 
-template <int kRows>
-using Sums = Vec[kRows][kTileVectors];
+// The usual order of sums: even inputs of a segment, odd ones, both together.
+struct BySegments {
+  using X = float;
+  using Sum = Vec;
+  static constexpr int kInputs = 1;  // that are multiplied at once
+  static constexpr int kTileRows = kManyRows;
+  static constexpr int kDistance = 1;
+  static constexpr bool kHasSteps = false;
 
-// Adds a segment's sums to the totals of rows whose sums of x are x_stride apart.
+  static const X* rows(const GroupedProduct& p) { return p.x; }
+  static Sum start(SegmentOfX) { return Sum{}; }
+  static Vec add(Vec sum, Vec numbers, X x) { return multiply_add(numbers, broadcast(x), sum); }
+};
+
+#if VLLM_LITE_HAS_GROUPED_PAIRS && !VLLM_LITE_HAS_TILES
+// So for pairs of inputs.
+struct ByPairs : BySegments {
+  using X = uint32_t;
+  static constexpr int kInputs = 2;
+  static constexpr int kTileRows = 4;
+
+  static const X* rows(const GroupedProduct& p) {
+    return reinterpret_cast<const uint32_t*>(p.x + pairs_of_row(*p.weight));
+  }
+  static Vec add(Vec sum, BitsVec numbers, X x) {
+    return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(numbers),
+                            bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
+  }
+};
+
+// So for four inputs at once, whose sums are integers.
+struct ByQuads : BySegments {
+  using X = uint32_t;
+  using Sum = IntVec;
+  static constexpr int kInputs = 4;
+  static constexpr int kTileRows = 4;
+
+  static const X* rows(const GroupedProduct& p) {
+    return reinterpret_cast<const uint32_t*>(p.x + pairs_of_row(*p.weight));
+  }
+  static Sum start(SegmentOfX x) { return IntVec{} + *x.excess(); }
+  static IntVec add(IntVec sum, BitsVec numbers, X x) {
+    return bit_cast<IntVec>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sum), bit_cast<__m512i>(numbers),
+                                                _mm512_set1_epi32(static_cast<int>(x))));
+  }
+};
+#endif
+
+#if VLLM_LITE_HAS_GROUPED_TILES
+// The tile unit's: so for each step, then step after step.
+template <class Codes>
+struct BySteps : BySegments {
+  static constexpr int kDistance = kPairDistance<Codes>;
+  static constexpr bool kHasSteps = true;
+};
+#endif
+
+static inline Vec as_floats(Vec sum) { return sum; }
+static inline Vec as_floats(IntVec sum) { return to_floats(sum); }
+
 template <int kRows>
-__attribute__((always_inline)) inline void add_segment(Sums<kRows>& even, Sums<kRows>& odd,
-                                                       const GroupScale (&of)[kTileVectors],
-                                                       float factor, bool has_minimum,
-                                                       const float* x_sum, int64_t x_stride,
-                                                       Sums<kRows>& totals) {
+using Totals = Vec[kRows][kTileVectors];
+template <class Order, int kRows>
+using Sums = typename Order::Sum[kRows][kTileVectors];
+
+template <class Order, int kRows>
+__attribute__((always_inline)) inline void begin_segment(Sums<Order, kRows>& even,
+                                                         Sums<Order, kRows>& odd, SegmentOfX x) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int k = 0; k < kTileVectors; ++k) {
-      const Vec sum = (even[r][k] + odd[r][k]) * factor;
+      even[r][k] = Order::start(x.from_row(r));
+      odd[r][k] = typename Order::Sum{};
+    }
+  }
+}
+
+// Adds a segment's sums to the totals of rows.
+template <class Order, int kRows>
+__attribute__((always_inline)) inline void add_segment(const Sums<Order, kRows>& even,
+                                                       const Sums<Order, kRows>& odd,
+                                                       const GroupScale (&of)[kTileVectors],
+                                                       bool has_minimum, SegmentOfX x,
+                                                       Totals<kRows>& totals) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int k = 0; k < kTileVectors; ++k) {
+      const Vec sum = as_floats(even[r][k] + odd[r][k]) * broadcast(x.scale[r * x.stride]);
       totals[r][k] = multiply_add(sum, of[k].scale, totals[r][k]);
       if (has_minimum) {
-        totals[r][k] = multiply_add(-of[k].minimum, broadcast(x_sum[r * x_stride]), totals[r][k]);
+        totals[r][k] = multiply_add(-of[k].minimum, broadcast(x.sum[r * x.stride]), totals[r][k]);
       }
-      even[r][k] = odd[r][k] = Vec{};
     }
   }
 }
 
 // Adds a step's sums to those of the steps before it.
-template <int kRows>
-__attribute__((always_inline)) inline void add_step(Sums<kRows>& even, Sums<kRows>& odd,
-                                                    Sums<kRows>& steps) {
+template <class Order, int kRows>
+__attribute__((always_inline)) inline void add_step(Sums<Order, kRows>& even,
+                                                    Sums<Order, kRows>& odd,
+                                                    Sums<Order, kRows>& steps) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int k = 0; k < kTileVectors; ++k) {
       steps[r][k] += even[r][k] + odd[r][k];
-      even[r][k] = odd[r][k] = Vec{};
+      even[r][k] = odd[r][k] = typename Order::Sum{};
     }
   }
 }
-
-// The usual order of sums: even inputs of a segment, odd ones, both together.
-struct BySegments {
-  static constexpr int kDistance = 1;
-  static constexpr bool kHasSteps = false;
-};
-
-#if VLLM_LITE_HAS_GROUPED_TILES
-// The tile unit's: so for each step, then step after step.
-template <class Codes>
-struct BySteps {
-  static constexpr int kDistance = kPairDistance<Codes>;
-  static constexpr bool kHasSteps = true;
-};
-#endif
 
 // kRows rows by the vectors of a panel from `v` on.
 template <class Order, class Codes, int kRows>
@@ -84,11 +145,14 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
                   float* results) {
   const GroupedWeight& w = *p.weight;
   const int64_t stride = wide_row_floats(w), unit_bytes = kUnit * kPanel * w.bits / 8;
-  const float* x = p.x;
-  const float* x_sums = p.x + padded_inputs(w);
+  const typename Order::X* x = Order::rows(p);
+  SegmentOfX of_x(p);
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   const bool has_minimum = has_minimums(w);
-  Sums<kRows> totals = {}, even = {}, odd = {}, steps = {};
+  constexpr int kCount = kHalfUnit / Order::kInputs;
+  Totals<kRows> totals = {};
+  Sums<Order, kRows> even, odd, steps = {};
+  begin_segment<Order, kRows>(even, odd, of_x);
   const int64_t step = step_of(w);
   for (int64_t first = 0, end = segment_end(w, 0); first < w.num_inputs; unit += unit_bytes) {
     for (int64_t line = 0; v == 0 && line < unit_bytes; line += kLine) {
@@ -101,30 +165,30 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
     for (int half = 0; half < 2; ++half) {
       if (half == 1 && first >= w.num_inputs) break;
 #pragma GCC unroll 16
-      for (int i = 0; i < kHalfUnit; ++i) {
-        const Vec numbers[kTileVectors] = {readers[0][half * kHalfUnit + i],
-                                           readers[1][half * kHalfUnit + i]};
+      for (int i = 0; i < kCount; ++i) {
+        const auto first_numbers = readers[0][half * kCount + i];
+        const auto second_numbers = readers[1][half * kCount + i];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          const Vec value = broadcast(x[r * stride + i]);
-#pragma GCC unroll 2
-          for (int k = 0; k < kTileVectors; ++k) {
-            Vec& sum = i / Order::kDistance % 2 == 0 ? even[r][k] : odd[r][k];
-            sum = multiply_add(numbers[k], value, sum);
-          }
+          const auto value = x[r * stride + i];
+          auto(&sums)[kTileVectors] = i / Order::kDistance % 2 == 0 ? even[r] : odd[r];
+          sums[0] = Order::add(sums[0], first_numbers, value);
+          sums[1] = Order::add(sums[1], second_numbers, value);
         }
       }
-      x += kHalfUnit;
+      x += kCount;
       first += kHalfUnit;
       if constexpr (Order::kHasSteps) {
-        if (half == 1 || step == kHalfUnit || first == end) add_step<kRows>(even, odd, steps);
+        if (half == 1 || step == kHalfUnit || first == end) add_step<Order, kRows>(even, odd, steps);
       }
       if (first == end) {
         if constexpr (Order::kHasSteps) memcpy(even, steps, sizeof even);
         const int64_t group = (first - 1) / w.group_size;
-        const GroupScale of[kTileVectors] = {group_scale(w, panel, group, v),
-                                             group_scale(w, panel, group, v + 1)};
-        add_segment<kRows>(even, odd, of, Codes::kFactor, has_minimum, x_sums++, stride, totals);
+        const GroupScale of[kTileVectors] = {group_scale<Codes>(w, panel, group, v),
+                                             group_scale<Codes>(w, panel, group, v + 1)};
+        add_segment<Order, kRows>(even, odd, of, has_minimum, of_x, totals);
+        ++of_x;
+        begin_segment<Order, kRows>(even, odd, of_x);
         if constexpr (Order::kHasSteps) memset(steps, 0, sizeof steps);
         end = segment_end(w, first);
       }
@@ -147,95 +211,121 @@ void multiply_few_rows(const GroupedProduct& p, const Codes& codes, int64_t pane
   }
 }
 
-// A segment as numbers: of each input those of a panel's outputs.
-struct Segment {
-  const float* numbers;
-  int64_t count;  // of inputs, even
-  float factor;
-  bool has_minimum;
-  GroupScale scales[kPanelVectors];
+// Segments of a panel that lie within kSegment inputs, as numbers: of each input, or of those that
+// are multiplied at once, the panel's outputs.
+template <class Order>
+struct Span {
+  alignas(64) typename Order::X numbers[kSegment / Order::kInputs * kPanel];
+  int num_segments;
+  int64_t counts[kSegment / kHalfUnit];  // even
+  GroupScale scales[kSegment / kHalfUnit][kPanelVectors];
 };
 
-// kRows rows by the vectors from `v` on; totals have a row of kPanel for each.
-template <int kRows>
-void multiply_tile(const Segment& segment, int v, const float* x, const float* x_sum,
-                   int64_t x_stride, float* results) {
-  Sums<kRows> even = {}, odd = {}, totals;
-  const float* numbers = segment.numbers + v * kLanes;
-  for (int64_t i = 0; i < segment.count; i += 2) {
-#pragma GCC unroll 2
-    for (int next = 0; next < 2; ++next, numbers += kPanel) {
-      const Vec first = load(numbers), second = load(numbers + kLanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const Vec value = broadcast(x[r * x_stride + i + next]);
-        Vec(&sums)[kTileVectors] = next == 0 ? even[r] : odd[r];
-        sums[0] = multiply_add(first, value, sums[0]);
-        sums[1] = multiply_add(second, value, sums[1]);
-      }
-    }
-  }
+static inline Vec load_numbers(const float* from) { return load(from); }
+static inline BitsVec load_numbers(const uint32_t* from) {
+  return load_words(reinterpret_cast<const uint8_t*>(from));
+}
+
+// kRows rows by the vectors from `v` on; results have a row of kPanel for each.
+template <class Order, int kRows>
+void multiply_tile(const Span<Order>& span, bool has_minimum, int v, const typename Order::X* x,
+                   SegmentOfX of_x, float* results) {
+  Totals<kRows> totals;
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) memcpy(totals[r], results + r * kPanel + v * kLanes, sizeof totals[r]);
-  const GroupScale of[kTileVectors] = {segment.scales[v], segment.scales[v + 1]};
-  add_segment<kRows>(even, odd, of, segment.factor, segment.has_minimum, x_sum, x_stride, totals);
+  const typename Order::X* numbers = span.numbers + v * kLanes;
+  for (int segment = 0; segment < span.num_segments; ++segment, ++of_x) {
+    Sums<Order, kRows> even, odd;
+    begin_segment<Order, kRows>(even, odd, of_x);
+    for (int64_t i = span.counts[segment]; i > 0; i -= 2, x += 2) {
+#pragma GCC unroll 2
+      for (int next = 0; next < 2; ++next, numbers += kPanel) {
+        const auto first = load_numbers(numbers), second = load_numbers(numbers + kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const auto value = x[r * of_x.stride + next];
+          auto(&sums)[kTileVectors] = next == 0 ? even[r] : odd[r];
+          sums[0] = Order::add(sums[0], first, value);
+          sums[1] = Order::add(sums[1], second, value);
+        }
+      }
+    }
+    const GroupScale of[kTileVectors] = {span.scales[segment][v], span.scales[segment][v + 1]};
+    add_segment<Order, kRows>(even, odd, of, has_minimum, of_x, totals);
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) memcpy(results + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
 }
 
-template <int kRows = kTileRows>
-void multiply_rows(int64_t count, const Segment& segment, int v, const float* x,
-                   const float* x_sum, int64_t x_stride, float* results) {
+template <class Order, int kRows = Order::kTileRows>
+void multiply_rows(int64_t count, const Span<Order>& span, bool has_minimum, int v,
+                   const typename Order::X* x, SegmentOfX of_x, float* results) {
   if constexpr (kRows == 1) {
-    multiply_tile<1>(segment, v, x, x_sum, x_stride, results);
+    multiply_tile<Order, 1>(span, has_minimum, v, x, of_x, results);
   } else if (count >= kRows) {
-    multiply_tile<kRows>(segment, v, x, x_sum, x_stride, results);
+    multiply_tile<Order, kRows>(span, has_minimum, v, x, of_x, results);
   } else {
-    multiply_rows<kRows - 1>(count, segment, v, x, x_sum, x_stride, results);
+    multiply_rows<Order, kRows - 1>(count, span, has_minimum, v, x, of_x, results);
   }
 }
 
-// Numbers of a unit for the vectors [begin, end) of a panel.
-template <class Codes>
-void make_numbers(const Codes& codes, const uint8_t* unit, int begin, int end, float* numbers) {
-  for (int v = begin; v < end; ++v) {
-    const typename Codes::Reader reader = codes.reader(unit, v);
-#pragma GCC unroll 32
-    for (int i = 0; i < kUnit; ++i) store(numbers + i * kPanel + v * kLanes, reader[i]);
-  }
-}
-
-template <class Codes>
+template <class Order, class Codes>
 void multiply_many_rows(const GroupedProduct& p, const Codes& codes, int64_t panel,
                         int num_vectors, float* results) {
+  constexpr int kInputs = Order::kInputs;
   const GroupedWeight& w = *p.weight;
   const int64_t stride = wide_row_floats(w), unit_bytes = kUnit * kPanel * w.bits / 8;
-  alignas(64) float numbers[kSegment * kPanel];
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
-  const float* x_sum = p.x + padded_inputs(w);
-  for (int64_t span = 0; span < w.num_inputs; span += kSegment) {
-    const int64_t span_end = min_of(span + kSegment, w.num_inputs);
-    for (int64_t i = span; i < span_end; i += kUnit, unit += unit_bytes) {
-      make_numbers(codes, unit, 0, num_vectors, numbers + (i - span) * kPanel);
+  const bool has_minimum = has_minimums(w);
+  SegmentOfX of_x(p);
+  Span<Order> span;
+  for (int64_t begin = 0; begin < w.num_inputs; begin += kSegment) {
+    const int64_t end = min_of(begin + kSegment, w.num_inputs);
+    for (int64_t i = begin; i < end; i += kUnit, unit += unit_bytes) {
+      for (int64_t line = 0; line < unit_bytes; line += kLine) {
+        __builtin_prefetch(unit + kFarAhead + line);
+      }
+      make_numbers<kUnit / kInputs>(codes, unit, 0, num_vectors,
+                                    span.numbers + (i - begin) / kInputs * kPanel);
     }
-    for (int64_t first = span; first < span_end; ++x_sum) {
-      const int64_t end = segment_end(w, first);
-      Segment segment = {numbers + (first - span) * kPanel, end - first, Codes::kFactor,
-                         has_minimums(w), {}};
+    span.num_segments = 0;
+    for (int64_t first = begin; first < end; ++span.num_segments) {
       for (int v = 0; v < num_vectors; ++v) {
-        segment.scales[v] = group_scale(w, panel, first / w.group_size, v);
+        span.scales[span.num_segments][v] = group_scale<Codes>(w, panel, first / w.group_size, v);
       }
-      int64_t row = 0;
-      for (int64_t tiles = ceil_divide(p.num_rows, kTileRows); tiles > 0; --tiles) {
-        const int64_t height = ceil_divide(p.num_rows - row, tiles);
-        for (int v = 0; v < num_vectors; v += kTileVectors) {
-          multiply_rows(height, segment, v, p.x + row * stride + first, x_sum + row * stride, stride,
-                        results + row * kPanel);
-        }
-        row += height;
-      }
-      first = end;
+      const int64_t segment = segment_end(w, first);
+      span.counts[span.num_segments] = (segment - first) / kInputs;
+      first = segment;
     }
+    const typename Order::X* x = Order::rows(p) + begin / kInputs;
+    int64_t row = 0;
+    for (int64_t tiles = ceil_divide(p.num_rows, Order::kTileRows); tiles > 0; --tiles) {
+      const int64_t height = ceil_divide(p.num_rows - row, tiles);
+      for (int v = 0; v < num_vectors; v += kTileVectors) {
+        multiply_rows<Order>(height, span, has_minimum, v, x + row * stride, of_x.from_row(row),
+                             results + row * kPanel);
+      }
+      row += height;
+    }
+    of_x = of_x.after(span.num_segments);
+  }
+}
+
+template <class Order, class Codes>
+void multiply_panels(const GroupedProduct& p, const Codes& codes, int64_t begin, int64_t end,
+                     float* results) {
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const int64_t output = panel * kPanel;
+    const int64_t num_outputs = min_of<int64_t>(kPanel, p.weight->num_outputs - output);
+    const int num_vectors =
+        static_cast<int>(round_up(ceil_divide(num_outputs, kLanes), kTileVectors));
+    if (p.num_rows <= kFewRows) {
+      multiply_few_rows<Order>(p, codes, panel, num_vectors, results);
+    } else {
+      memset(results, 0, p.num_rows * kPanel * sizeof(float));
+      multiply_many_rows<Order>(p, codes, panel, num_vectors, results);
+    }
+    store_rows(p, 0, output, p.num_rows, num_outputs, results);
   }
 }
 
@@ -255,20 +345,36 @@ void look_up_row(const GroupedLookup& p, const Codes& codes, int64_t i) {
   float scale = 0.0f, zero = 0.0f, minimum = 0.0f;
   for (int64_t input = 0; input < w.num_inputs; ++input) {
     if (input % kUnit == 0) {
-      make_numbers(codes, unit, v, v + 1, numbers);
+      make_numbers<kUnit>(codes, unit, v, v + 1, numbers);
       unit += kUnit * kPanel * w.bits / 8;
     }
     if (input % w.group_size == 0) {
       const int64_t group = input / w.group_size;
       const int64_t place = (panel * num_groups + group) * kPanel;
-      scale = group_scale(w, panel, group, v).scale[at];
+      scale = group_scale<Codes>(w, panel, group, v).scale[at];
       zero = load_zeros(w, place + v * kLanes)[at];
       minimum = w.minimums == nullptr ? 0.0f : w.minimums[place + lane];
     }
-    const float number = numbers[input % kUnit * kPanel + lane] * Codes::kFactor;
+    const float number = numbers[input % kUnit * kPanel + lane];
     const int64_t to = w.permutation == nullptr ? input : w.permutation[input];
     from_float(out + to, (number - zero) * scale - minimum);
   }
+}
+
+// Writes a row's codes as floats and the scales of its segments.
+template <class T>
+void code_row(const WidenRows& p, const T* x, float* codes, float* scales) {
+  const GroupedWeight& w = *p.weight;
+  with_number(p.rounding.number, [&](auto number, float limit) {
+    for (int64_t first = 0, segment = 0; first < w.num_inputs; first += p.rounding.group_size) {
+      const int64_t size = min_of(p.rounding.group_size, w.num_inputs - first);
+      const float scale =
+          code_group(x + first, size, p.rounding.scale, number, limit, codes + first);
+      for (; segment < w.num_inputs && segment < first + size; segment = segment_end(w, segment)) {
+        *scales++ = scale;
+      }
+    }
+  });
 }
 
 template <class T>
@@ -276,8 +382,12 @@ void widen_row(const WidenRows& p, int64_t row) {
   const GroupedWeight& w = *p.weight;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
   float* to = p.rows + row * wide_row_floats(w);
-  const int64_t padded = padded_inputs(w);
-  if (w.permutation != nullptr) {
+  const int64_t padded = padded_inputs(w), room = room_of_segments(w);
+  float* scales = to + padded + room;
+  for (int64_t i = 0; i < room; ++i) scales[i] = 1.0f;
+  if (p.rounding.group_size > 0) {
+    code_row(p, x, to, scales);
+  } else if (w.permutation != nullptr) {
     for (int64_t i = 0; i < w.num_inputs; ++i) to[i] = to_float(x[w.permutation[i]]);
   } else {
     for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
@@ -286,22 +396,25 @@ void widen_row(const WidenRows& p, int64_t row) {
   }
   for (int64_t i = w.num_inputs; i < padded; ++i) to[i] = 0.0f;
   float* sum = to + padded;
-  for (int64_t first = 0; has_minimums(w) && first < w.num_inputs; ++sum) {
+  for (int64_t first = 0; has_minimums(w) && first < w.num_inputs; ++sum, ++scales) {
     const int64_t end = segment_end(w, first);
     Vec total = {};
     for (; first < end; first += kLanes) total += load(to + first);
-    *sum = reduce_add(total);
+    *sum = reduce_add(total) * *scales;
   }
-#if VLLM_LITE_HAS_GROUPED_TILES
-  if (p.dtype == DType::kBFloat16) pair_row(w, to);
+#if VLLM_LITE_HAS_GROUPED_PAIRS
+  if (p.rounding.group_size > 0 && p.rounding.number == DType::kInt8 && has_quads(w)) {
+    quad_row(w, to);
+  } else if (p.dtype == DType::kBFloat16 || p.rounding.group_size > 0) {
+    pair_row(w, to);
+  }
 #endif
 }
 
 }  // namespace
 
 #if VLLM_LITE_HAS_GROUPED_TILES
-static void multiply_panels_on_tiles(GroupedProduct p, int64_t begin, int64_t end,
-                                     float* results) {
+static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, float* results) {
   const WithoutSubnormals mode;
   const BriefWeight brief(*p.weight);
   p.weight = &brief.weight;
@@ -314,11 +427,23 @@ static void multiply_panels_on_tiles(GroupedProduct p, int64_t begin, int64_t en
         multiply_few_rows<BySteps<Codes>, Codes, kFewTileRows>(p, codes, panel, 2, results);
       } else {
         memset(results, 0, p.num_rows * kPanel * sizeof(float));
-        multiply_on_tiles(p, codes, panel, tiles, results);
+        multiply_on_tiles(p, PairCodes<Codes>(codes), panel, tiles, results);
       }
       const int64_t num_outputs = min_of<int64_t>(kPanel, p.weight->num_outputs - output);
       store_rows(p, 0, output, p.num_rows, num_outputs, results);
     }
+  });
+}
+#elif VLLM_LITE_HAS_GROUPED_PAIRS
+static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, float* results) {
+  if (p.are_int8 && has_quads(*p.weight)) {
+    return multiply_panels<ByQuads>(p, QuadCodes{}, begin, end, results);
+  }
+  const BriefWeight brief(*p.weight);
+  p.weight = &brief.weight;
+  with_codes(*p.weight, [&](const auto& codes) {
+    const PairCodes<std::remove_cvref_t<decltype(codes)>> pairs(codes);
+    multiply_panels<ByPairs>(p, pairs, begin, end, results);
   });
 }
 #endif
@@ -331,27 +456,15 @@ void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
 
 void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_panel) {
   alignas(64) float results[kGroupedRows * kPanel];
-#if VLLM_LITE_HAS_GROUPED_TILES
+#if VLLM_LITE_HAS_GROUPED_PAIRS
   // Books' numbers are made as they are needed, and not rounded.
-  if (p.dtype == DType::kBFloat16 && !has_books(*p.weight)) {
-    multiply_panels_on_tiles(p, begin_panel, end_panel, results);
+  if (p.are_brief && !has_books(*p.weight)) {
+    multiply_by_pairs(p, begin_panel, end_panel, results);
     return;
   }
 #endif
   with_codes(*p.weight, [&](const auto& codes) {
-    for (int64_t panel = begin_panel; panel < end_panel; ++panel) {
-      const int64_t output = panel * kPanel;
-      const int64_t num_outputs = min_of<int64_t>(kPanel, p.weight->num_outputs - output);
-      const int num_vectors =
-          static_cast<int>(round_up(ceil_divide(num_outputs, kLanes), kTileVectors));
-      if (p.num_rows <= kFewRows) {
-        multiply_few_rows<BySegments>(p, codes, panel, num_vectors, results);
-      } else {
-        memset(results, 0, p.num_rows * kPanel * sizeof(float));
-        multiply_many_rows(p, codes, panel, num_vectors, results);
-      }
-      store_rows(p, 0, output, p.num_rows, num_outputs, results);
-    }
+    multiply_panels<BySegments>(p, codes, begin_panel, end_panel, results);
   });
 }
 

@@ -25,11 +25,12 @@ from vllm_lite.kernels.cpu.arguments import (
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.kernels.grouped_weight import GroupedWeight, all_codes
-from vllm_lite.kernels.reference import rounding as reference
-from vllm_lite.kernels.reference.rounding import ActivationRounding
+from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
 # Inputs of a unit of codes, and outputs whose codes lie side by side.
 _UNIT, _HALF = 32, _cpu.PANEL // 2
+# kSegment of csrc/cpu/kernel_table.h.
+_SEGMENT = 128
 # Outputs packed at a time: copies stay small.
 _OUTPUTS_AT_ONCE = 64 * _cpu.PANEL
 _TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS = range(6)
@@ -58,6 +59,7 @@ class PackedGrouped:
     group_size: int
     num_outputs: int  # M
     num_inputs: int  # N
+    is_permuted: bool
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +91,8 @@ def pack_grouped(weight: PackedWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     kept = tuple(plane for plane in planes if plane is not None)
     fields = torch.tensor([*addresses, *numbers, *sizes])
-    return PackedGrouped(data, kept, fields, weight.kind, size, *sizes)
+    is_permuted = weight.permutation is not None
+    return PackedGrouped(data, kept, fields, weight.kind, size, *sizes, is_permuted)
 
 
 def _pack_books(weight: CodebookWeight) -> PackedGrouped:
@@ -112,7 +115,7 @@ def _pack_books(weight: CodebookWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     # Two bits for each input.
     fields = torch.tensor([*addresses, kind, 2, _SCALES.index(scales.dtype), 0, size, *sizes])
-    return PackedGrouped(data, (scales, books), fields, weight.kind, size, *sizes)
+    return PackedGrouped(data, (scales, books), fields, weight.kind, size, *sizes, False)
 
 
 def _code_kind(weight: GroupedWeight) -> tuple[int, int]:
@@ -219,15 +222,33 @@ def grouped_linear(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    rounding: ActivationRounding | None = None,
 ) -> Tensor:
     check_product("grouped_linear", x, bias, weight.num_outputs, weight.num_inputs)
-    shape = (len(x), weight.num_outputs)
-    out = result_of("grouped_linear", out, shape, out_dtype or x.dtype)
+    out_dtype = out_dtype or x.dtype
+    scale = None if rounding is None else rounding.scale
+    check_floats("grouped_linear", "scale", scale, 1)
+    number, group_size = 0, 0
+    if rounding is not None and _is_rounded_by_kernel(rounding, weight):
+        number, group_size = _NUMBERS[rounding.number], rounding.group_size or weight.num_inputs
+    elif rounding is not None:
+        x = round_activations(x, rounding)
+    out = result_of("grouped_linear", out, (len(x), weight.num_outputs), out_dtype)
     calls.get().grouped_linear(
         *(len(x), dtype_number("grouped_linear", x), x, row_stride("grouped_linear", x)),
         *(weight.fields, bias, DTYPES[out.dtype], out, row_stride("grouped_linear", out)),
+        *(number, group_size, scale),
     )
     return out
+
+
+def _is_rounded_by_kernel(rounding: ActivationRounding, weight: PackedGrouped) -> bool:
+    """Whether rows of codes times a scale are the product's, by groups of whole segments."""
+    if rounding.values is not None or rounding.scales != "float32" or rounding.is_shifted:
+        return False
+    size = rounding.group_size
+    is_whole = not size or size % _SEGMENT == 0 or size == weight.group_size
+    return is_whole and not (size and rounding.scale is not None) and not weight.is_permuted
 
 
 def grouped_lookup(
@@ -239,20 +260,5 @@ def grouped_lookup(
     calls.get().grouped_lookup(
         *(len(ids), weight.fields, ids, first),
         *(dtype_number("grouped_lookup", out), out, weight.num_inputs),
-    )
-    return out
-
-
-def round_activations(x: Tensor, rounding: ActivationRounding) -> Tensor:
-    num_rows, size = x.shape
-    group_size, scale = rounding.group_size or size, rounding.scale
-    is_plain = rounding.values is None and rounding.scales == "float32" and not rounding.is_shifted
-    if not is_plain or size % group_size or (scale is not None and rounding.group_size):
-        return reference.round_activations(x, rounding)
-    check_floats("round_activations", "scale", scale, 1)
-    out = torch.empty(num_rows, size, dtype=torch.float32)
-    calls.get().round_activations(
-        *(num_rows, dtype_number("round_activations", x), _NUMBERS[rounding.number], x, out),
-        *(size, row_stride("round_activations", x), group_size, scale),
     )
     return out

@@ -24,7 +24,6 @@ from vllm_lite.kernels.cpu.grouped import (
     grouped_linear,
     grouped_lookup,
     pack_grouped,
-    round_activations,
 )
 from vllm_lite.kernels.cpu.linear import (
     embedding,

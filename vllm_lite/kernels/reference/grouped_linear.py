@@ -10,6 +10,7 @@ from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
 from vllm_lite.kernels.grouped_weight import expand, expand_rows
 from vllm_lite.kernels.reference.linear import look_up_range
+from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
 
 def expand_grouped(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
@@ -30,16 +31,21 @@ def grouped_linear(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    rounding: ActivationRounding | None = None,
 ) -> Tensor:
     """Return x [T, N] times the weight [M, N] transposed, plus bias [M]: [T, M].
 
-    The weight's values are rounded to x's type, except by CPUs; sums are float32 and rounded once,
-    to out_dtype (default: x's own type). `out` has dense rows.
+    With `rounding`, x is rounded by it. Else the weight's values are rounded to x's type, except by
+    CPUs. Sums are float32 and rounded once, to out_dtype (default: x's own type). `out` has dense
+    rows.
     """
+    out_dtype = out_dtype or x.dtype
+    if rounding is not None:
+        x = round_activations(x, rounding)
     wide = None if bias is None else bias.float()
     values = expand_grouped(weight, x.dtype).float()
     product = torch.nn.functional.linear(x.float(), values, wide)
-    product = product.to(x.dtype if out_dtype is None else out_dtype)
+    product = product.to(out_dtype)
     return product if out is None else out.copy_(product)
 
 

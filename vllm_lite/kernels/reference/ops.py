@@ -18,7 +18,6 @@ from vllm_lite.kernels.reference import (
     norm,
     quantize,
     quantized,
-    rounding,
     sampling,
     state,
 )
@@ -43,7 +42,6 @@ class Ops:
     pack_grouped = staticmethod(grouped.pack_grouped)
     grouped_linear = staticmethod(grouped.grouped_linear)
     grouped_lookup = staticmethod(grouped.grouped_lookup)
-    round_activations = staticmethod(rounding.round_activations)
     rms_norm = staticmethod(norm.rms_norm)
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
     layer_norm = staticmethod(norm.layer_norm)

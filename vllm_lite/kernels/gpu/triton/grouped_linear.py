@@ -19,6 +19,7 @@ from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.codebooks import codebook_linear, expand_codebook
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
+from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
 # From this many rows on, dequantising for every tile costs more than once for all.
 MANY_ROWS = 1024
@@ -293,8 +294,10 @@ def grouped_linear(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
+    rounding: ActivationRounding | None = None,
 ) -> Tensor:
-    product = _product(x, weight, bias, x.dtype if out_dtype is None else out_dtype)
+    rounded = x if rounding is None else round_activations(x, rounding)
+    product = _product(rounded, weight, bias, out_dtype or x.dtype)
     return product if out is None else out.copy_(product)
 
 

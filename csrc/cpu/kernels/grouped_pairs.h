@@ -1,0 +1,172 @@
+// Numbers of a grouped weight as bfloat16, those of two inputs side by side, for bfloat16 rows.
+//
+// That is exact but for tables of other numbers, which are rounded. Rows of x have the same pairs.
+#pragma once
+
+#include "cpu/kernels/amx/tiles.h"
+#include "cpu/kernels/grouped_codes.h"
+
+// Codes are looked up a word at a time.
+#if defined(__AVX512BW__) && (VLLM_LITE_HAS_TILES || defined(__AVX512BF16__))
+#define VLLM_LITE_HAS_GROUPED_PAIRS 1
+#else
+#define VLLM_LITE_HAS_GROUPED_PAIRS 0
+#endif
+
+#if VLLM_LITE_HAS_GROUPED_PAIRS
+
+namespace vllm_lite::VLLM_LITE_ISA {
+
+// A weight whose table has bfloat16's numbers.
+struct BriefWeight {
+  GroupedWeight weight;
+  alignas(64) float table[256];
+
+  explicit BriefWeight(const GroupedWeight& w) : weight(w) {
+    if (w.code_kind != CodeKind::kTable) return;
+    const int size = w.bits == 8 ? 256 : 64;
+    for (int i = 0; i < size; i += kLanes) {
+      store(table + i, rounded_to(static_cast<const BFloat16*>(nullptr), load(w.table + i)));
+    }
+    weight.table = table;
+  }
+  BriefWeight(const BriefWeight&) = delete;
+  BriefWeight& operator=(const BriefWeight&) = delete;
+};
+
+// How far apart the two inputs of a pair are: a word of codes holds inputs of each of
+// its halves; elsewhere they are neighbours.
+template <class Codes>
+inline constexpr int kPairDistance = 1;
+template <>
+inline constexpr int kPairDistance<TableCodes<2>> = 8;
+template <>
+inline constexpr int kPairDistance<TableCodes<4>> = 4;
+
+static inline int pair_distance(const GroupedWeight& w) {
+  const bool is_table = w.code_kind == CodeKind::kTable;
+  return is_table && w.bits == 2   ? kPairDistance<TableCodes<2>>
+         : is_table && w.bits == 4 ? kPairDistance<TableCodes<4>>
+                                   : 1;
+}
+
+// Adds the pairs of its inputs to a row of float32, which are bfloat16's.
+static inline void pair_row(const GroupedWeight& w, float* row) {
+  const int distance = pair_distance(w);
+  alignas(64) uint16_t places[kUnit];
+  for (int i = 0; i < kUnit; ++i) {
+    places[i] = static_cast<uint16_t>(i / (2 * distance) * 2 * distance + i % 2 * distance +
+                                      i % (2 * distance) / 2);
+  }
+  const __m512i order = _mm512_load_si512(places);
+  uint16_t* to = reinterpret_cast<uint16_t*>(row + wide_row_floats(w) - padded_inputs(w) / 2);
+  for (int64_t i = 0; i < padded_inputs(w); i += kUnit) {
+    alignas(64) const HalfVec halves[2] = {
+        narrow(bit_cast<BitsVec>(load(row + i)) >> 16),
+        narrow(bit_cast<BitsVec>(load(row + i + kLanes)) >> 16)};
+    _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(order, _mm512_load_si512(halves)));
+  }
+}
+
+// Where a row's pairs begin, behind its floats.
+static inline int64_t pairs_of_row(const GroupedWeight& w) {
+  return wide_row_floats(w) - padded_inputs(w) / 2;
+}
+
+// A reader makes pairs of a unit for one vector of outputs.
+template <class Codes>
+struct PairCodes {
+  static constexpr float kFactor = Codes::kFactor;
+  const Codes& codes;
+
+  explicit PairCodes(const Codes& of) : codes(of) {}
+
+  struct Reader {
+    typename Codes::Reader reader;
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      const BitsVec low = bit_cast<BitsVec>(reader[2 * k]);
+      const BitsVec high = bit_cast<BitsVec>(reader[2 * k + 1]);
+      return (low >> 16) | (high & 0xffff0000u);
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {codes.reader(unit, v)}; }
+};
+
+// Codes of 2 and 4 bits as they lie, two inputs at once.
+template <int kBits>
+struct WordPairs {
+  static constexpr float kFactor = 1.0f;
+  static constexpr int kPairsOfWord = 16 / kBits;
+  __m512i numbers;
+
+  explicit WordPairs(const TableCodes<kBits>& codes) {
+    const BitsVec first = bit_cast<BitsVec>(load(codes.from)) >> 16;
+    const BitsVec second = bit_cast<BitsVec>(load(codes.from + kLanes)) >> 16;
+    alignas(64) const HalfVec halves[2] = {narrow(first), narrow(second)};
+    numbers = _mm512_load_si512(halves);
+  }
+
+  struct Reader {
+    __m512i numbers;
+    const uint8_t* lines;
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      const BitsVec words = load_words(lines + k / kPairsOfWord * kLine);
+      const __m512i codes = bit_cast<__m512i>(words >> (k % kPairsOfWord * kBits));
+      return bit_cast<BitsVec>(_mm512_permutexvar_epi16(codes, numbers));
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {numbers, unit + v * kBits * kLine}; }
+};
+template <>
+struct PairCodes<TableCodes<2>> : WordPairs<2> {
+  using WordPairs<2>::WordPairs;
+};
+template <>
+struct PairCodes<TableCodes<4>> : WordPairs<4> {
+  using WordPairs<4>::WordPairs;
+};
+
+// Whether a weight's bytes are multiplied by bytes of x, four inputs at once.
+static inline bool has_quads(const GroupedWeight& w) {
+  return !VLLM_LITE_HAS_TILES && w.code_kind == CodeKind::kInt8;
+}
+
+// Bytes of four inputs side by side, 128 more than the codes: -128 times a segment's sum of x, its
+// excess, is what sums begin with.
+struct QuadCodes {
+  static constexpr float kFactor = 1.0f;
+
+  struct Reader {
+    const uint8_t* bytes;
+    __attribute__((always_inline)) BitsVec operator[](int i) const {
+      // Rows of 16 outputs: words of the same four outputs side by side, then their bytes.
+      const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      const __m512i order = _mm512_broadcast_i32x4(
+          _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+      const __m512i rows = _mm512_loadu_si512(bytes + i * 4 * kHalfPanel);
+      const __m512i quads = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(words, rows), order);
+      return bit_cast<BitsVec>(_mm512_xor_si512(quads, _mm512_set1_epi8(-128)));
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 1)}; }
+};
+
+// Writes a row's codes of int8 as bytes, and the excess of its segments.
+static inline void quad_row(const GroupedWeight& w, float* row) {
+  int8_t* bytes = reinterpret_cast<int8_t*>(row + pairs_of_row(w));
+  int32_t* excess = reinterpret_cast<int32_t*>(row + pairs_of_row(w) + padded_inputs(w) / 4);
+  for (int64_t i = 0; i < padded_inputs(w); i += kLanes) {
+    const __m512i codes = _mm512_cvtps_epi32(_mm512_loadu_ps(row + i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), _mm512_cvtepi32_epi8(codes));
+  }
+  for (int64_t first = 0; first < w.num_inputs; ++excess) {
+    const int64_t end = segment_end(w, first);
+    Vec sum = {};
+    for (; first < end; first += kLanes) sum += load(row + first);
+    *excess = -128 * static_cast<int32_t>(reduce_add(sum));
+  }
+}
+
+}  // namespace vllm_lite::VLLM_LITE_ISA
+
+#endif
