@@ -34,7 +34,7 @@ _MODES, _OUTCOMES = ("streaming", "non_streaming"), ("tool_call", "no_tool_call"
 
 
 class _Counters(NamedTuple):
-    """What counts the requests of one route with one kind of answer."""
+    """The counters of one route with one kind of answer."""
 
     requests: Counter
     sizes: list[Summary]
