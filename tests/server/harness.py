@@ -7,15 +7,16 @@ import json
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from tests.server.fake_client import FakeEngineClient
 from vllm_lite.config.server import ServerConfig
-from vllm_lite.server.app import Application, build_app
+from vllm_lite.server.app import build_app
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-def app_of(client: FakeEngineClient | None = None, **options: Any) -> Application:
+def app_of(client: FakeEngineClient | None = None, **options: Any) -> FastAPI:
     """The application over `client`, with options of ServerConfig."""
     return build_app(client or FakeEngineClient(), ServerConfig(**options))
 
@@ -24,7 +25,7 @@ def http(
     client: FakeEngineClient | None = None,
     *,
     headers: dict[str, str] | None = None,
-    app: Application | None = None,
+    app: FastAPI | None = None,
     **options: Any,
 ) -> httpx.AsyncClient:
     """An HTTP client of the application."""
@@ -73,7 +74,7 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 class Connection:
     """One HTTP request whose client can leave at any time."""
 
-    def __init__(self, app: Application, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, app: FastAPI, path: str, body: dict[str, Any]) -> None:
         self.sent: list[dict[str, Any]] = []
         self._left = asyncio.Event()
         self._body: bytes | None = json.dumps(body).encode()

@@ -16,6 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -24,7 +25,6 @@ from starlette.testclient import TestClient
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, app_of
 from tests.server.test_scores import engine
-from vllm_lite.server.app import Application
 
 SEED = 20261121
 # Requests in all, and the seconds that one may take on a machine that has other work.
@@ -60,7 +60,7 @@ MOST_FIELDS = 4
 class Tried:
     """An operation of an application, and a body that is good; None where it takes none."""
 
-    app: Application
+    app: FastAPI
     operation: Any
     good: dict[str, Any] | None
     kind: str = ""
@@ -75,7 +75,7 @@ class Tried:
         return 25 if self.good is None else 50 if self.kind else 130
 
 
-def tried(app: Application, good: dict[str, dict[str, Any]], kind: str = "") -> Iterator[Tried]:
+def tried(app: FastAPI, good: dict[str, dict[str, Any]], kind: str = "") -> Iterator[Tried]:
     """All operations of an application; of one that pools those with a good body."""
     for result in schemathesis.openapi.from_dict(app.openapi()).get_all_operations():
         operation = result.ok()
@@ -95,7 +95,7 @@ class Sender:
         self.clients: dict[int, TestClient] = {}
         self.count = 0
 
-    def send(self, app: Application, method: str, path: str, body: Any) -> None:
+    def send(self, app: FastAPI, method: str, path: str, body: Any) -> None:
         """One request; raises where the answer shows a fault of the server."""
         client = self.clients.get(id(app)) or TestClient(app, raise_server_exceptions=False)
         self.clients[id(app)] = client

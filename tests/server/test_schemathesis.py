@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
@@ -23,7 +24,6 @@ from schemathesis.config import SchemathesisConfig
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import app_of
 from vllm_lite.config.pooling import PoolingFacts
-from vllm_lite.server.app import Application
 
 SEED = 20261122
 TOTAL = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "300"))
@@ -42,7 +42,7 @@ _storage = tempfile.TemporaryDirectory()
 _POOLING = PoolingFacts(tasks=("embed", "classify"), size=8, num_labels=2)
 
 
-def operations(app: Application) -> dict[str, Any]:
+def operations(app: FastAPI) -> dict[str, Any]:
     """The application's operations by their labels."""
     schema = schemathesis.openapi.from_asgi(
         "/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG)

@@ -12,15 +12,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from starlette import routing
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.routing import compile_path
 
-from vllm_lite import envs
+from vllm_lite import __version__, envs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import RequestError
@@ -55,7 +53,7 @@ from vllm_lite.server.openai.tokenize_service import (
     TokenizeRequest,
     TokenizeService,
 )
-from vllm_lite.server.openapi import Route, openapi_document
+from vllm_lite.server.openapi import Endpoint, Route, openapi_document
 from vllm_lite.server.pooling.routes import generation_refusals, pooling_refusals, pooling_routes
 from vllm_lite.server.process.peers import Peers
 from vllm_lite.server.startup_checks import load_middleware
@@ -70,14 +68,17 @@ _CLIENT_CLOSED_REQUEST = 499
 
 def build_app(
     client: EngineClient, server_config: ServerConfig, *, peers: Peers | None = None
-) -> Application:
+) -> FastAPI:
     """The application that serves `client`; raises UsageError for an unusable option.
 
     `app.state.context` is its ServingContext, for whoever drains it. `peers` are the other
     processes of the same server.
     """
+    # FastAPI's own routes to its documents would know no keys.
+    app = FastAPI(title="vllm-lite", version=__version__, openapi_url=None, redirect_slashes=False)
     context = ServingContext(client, server_config)
     context.peers = peers or Peers()
+    app.state.context = context
     keys = ApiKeys(server_config.api_key)
     table = _watching_routes(context) + _routes(context)
     if server_config.batch_storage_dir:
@@ -88,32 +89,20 @@ def build_app(
         table += _document_routes(DocumentService(lambda: app.openapi()))
     if not server_config.disable_web_page:
         table += _page_routes(WebPageService(), LiveService(context))
-    app = Application(context, table, keys)
+    for route in table:
+        app.add_api_route(
+            route.path,
+            _served(route, keys, client),
+            methods=[route.method],
+            response_model=None,
+            summary=route.endpoint.__doc__,
+            include_in_schema=route.is_public,
+        )
+    app.add_exception_handler(HTTPException, _on_router_error(keys, table))
+    app.add_exception_handler(Exception, _on_middleware_error)
+    _describe(app, table)
     _add_middleware(app, context)
     return app
-
-
-class Application(Starlette):
-    """The routes of a table; `state.context` is its ServingContext."""
-
-    def __init__(self, context: ServingContext, table: list[Route], keys: ApiKeys) -> None:
-        super().__init__(
-            routes=[_served(route, keys, context.client) for route in table],
-            exception_handlers={
-                HTTPException: _on_router_error(keys, table),
-                Exception: _on_middleware_error,
-            },
-        )
-        self.router.redirect_slashes = False
-        self.state.context = context
-        self._table = table
-        self._document: dict[str, Any] | None = None
-
-    def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, which is made once."""
-        if self._document is None:
-            self._document = openapi_document(self._table)
-        return self._document
 
 
 def _watching_routes(context: ServingContext) -> list[Route]:
@@ -232,42 +221,24 @@ def _page_routes(web: WebPageService, live: LiveService) -> list[Route]:
     ]
 
 
-def _served(route: Route, keys: ApiKeys, client: EngineClient) -> routing.Route:
-    row = routing.Route(route.path, _Served(route, keys, client), methods=[route.method])
-    # Without HEAD, which comes with GET.
-    row.methods = {route.method}
-    return row
+def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
+    """The route's endpoint behind its guard, its errors turned into responses."""
 
-
-class _Served:
-    """A route's endpoint behind its guard, its errors turned into responses.
-
-    An object, which the router takes for an application: it would wrap a function in more calls.
-    """
-
-    def __init__(self, route: Route, keys: ApiKeys, client: EngineClient) -> None:
-        self.path = route.path
-        self._route = route
-        self._keys = keys
-        self._client = client
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._respond(Request(scope, receive, send))
-        await response(scope, receive, send)
-
-    async def _respond(self, request: Request) -> Response:
-        route = self._route
+    async def endpoint(request: Request) -> Response:
         try:
             if not route.is_open:
-                begin_request(self._keys.check(request.headers), request.headers)
+                begin_request(keys.check(request.headers), request.headers)
             response = await route.endpoint(request)
             if route.reports_load:
-                add_load_report(request, response, self._client.registry)
+                add_load_report(request, response, client.registry)
             return response
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:
             return route.refuse(failure_of(error, _error_id(request)))
+
+    endpoint.__name__ = route.path.strip("/").replace("/", "_") or "root"
+    return endpoint
 
 
 def _on_router_error(
@@ -277,7 +248,7 @@ def _on_router_error(
     methods: dict[str, list[str]] = {}
     for route in table:
         methods.setdefault(route.path, []).append(route.method)
-    takes = [(routing.compile_path(path)[0], sorted(found)) for path, found in methods.items()]
+    takes = [(compile_path(path)[0], sorted(found)) for path, found in methods.items()]
     has_storage = "/v1/batches" in methods
 
     async def answer(request: Request, error: HTTPException) -> Response:
@@ -307,7 +278,18 @@ def _error_id(request: Request) -> str:
     return (request.headers.get("x-request-id") or uuid.uuid4().hex)[:256]
 
 
-def _add_middleware(app: Application, context: ServingContext) -> None:
+def _describe(app: FastAPI, table: list[Route]) -> None:
+    """Have the OpenAPI document name the bodies, which endpoints read by themselves."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = openapi_document(app, [one for one in table if one.is_public])
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_middleware(app: FastAPI, context: ServingContext) -> None:
     """The last one added is the outermost."""
     server_config = context.server_config
     app.add_middleware(CountRequests, metrics=context.metrics)
@@ -323,9 +305,6 @@ def _add_middleware(app: Application, context: ServingContext) -> None:
         app.add_middleware(RootPath, root_path=server_config.root_path)
     if server_config.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
-    add: Any = app.add_middleware
     for custom in load_middleware(server_config.middleware):
-        if inspect.isclass(custom):
-            add(custom)
-        else:
-            add(BaseHTTPMiddleware, dispatch=custom)
+        wrap: Any = app.add_middleware if inspect.isclass(custom) else app.middleware("http")
+        wrap(custom)

@@ -44,9 +44,9 @@ class CountRequests:
             await self._app(scope, receive, observed)
         finally:
             if status:
+                route = scope.get("route")
                 self._metrics.count_request(
-                    # Of our own endpoints, which know their paths.
-                    getattr(scope.get("endpoint"), "path", None),
+                    None if route is None else route.path,
                     scope["method"],
                     status,
                     sizes=(_length(scope["headers"]), size),

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vllm_lite import __version__
 from vllm_lite.server.errors import Failure
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -69,57 +71,49 @@ class Route:
         return self.body if isinstance(self.body, tuple) else (self.body,)
 
 
-def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The document of those routes that it lists."""
-    # Imported here: a server is asked for its document rarely.
-    from pydantic.json_schema import models_json_schema
-
-    listed = [one for one in routes if one.is_public]
-    models = [(model, "validation") for one in listed for model in one.bodies]
+def openapi_document(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    models = [(model, "validation") for one in routes for model in one.bodies]
     references, found = models_json_schema(
         list(dict.fromkeys(models)),  # type: ignore[arg-type]
         ref_template=_REFERENCE,
     )
-    paths: dict[str, dict[str, Any]] = {}
-    for one in listed:
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= {**found.get("$defs", {}), "ErrorResponse": _ERROR}
+    for one in routes:
+        path = _plain(one.path)
+        operation = document["paths"][path][one.method.lower()]
         known = [references[model, "validation"] for model in one.bodies]
-        operations = paths.setdefault(_plain(one.path), {})
-        operations[one.method.lower()] = _operation(one, known)
-    schemas = {**found.get("$defs", {}), "ErrorResponse": _ERROR}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "vllm-lite", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas},
-    }
+        _complete(operation, path, known, one)
+    return document
 
 
-def _operation(route: Route, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The route with its path's parameters, the body, the reply and the error reply."""
-    path, method = _plain(route.path), route.method.lower()
-    operation: dict[str, Any] = {
-        "summary": route.endpoint.__doc__,
-        "operationId": re.sub(r"\W", "_", f"{method}{path}"),
-    }
-    names = _PARAMETER.findall(path)
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+def _complete(
+    operation: dict[str, Any], path: str, bodies: Sequence[dict[str, Any]], route: Route
+) -> None:
+    """Add a path's parameters, the body, the reply and the error reply."""
     if bodies:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": list(bodies)}
         operation["requestBody"] = {
             "content": {route.body_media: {"schema": schema}},
             "required": True,
         }
-    reply: dict[str, Any] = {"description": "Successful Response"}
+    reply = operation["responses"]["200"]
+    reply.pop("content", None)
     if route.media:
-        reply["content"] = {kind: {"schema": _REPLIES.get(kind, {})} for kind in route.media}
+        kinds = route.media
+        reply["content"] = {kind: {"schema": _REPLIES.get(kind, {})} for kind in kinds}
+    names = _PARAMETER.findall(path)
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
     error = {"schema": {"$ref": _REFERENCE.format(model="ErrorResponse")}}
-    failure = {"description": "What went wrong.", "content": {"application/json": error}}
-    operation["responses"] = {"200": reply, "default": failure}
-    return operation
+    operation["responses"]["default"] = {
+        "description": "What went wrong.",
+        "content": {"application/json": error},
+    }
 
 
 def _plain(path: str) -> str:

@@ -13,18 +13,15 @@ from typing import Literal
 
 import pytest
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
 
 from tests.server.fake_client import FakeEngineClient
 from vllm_lite.cli.main import main
 
 
 @contextmanager
-def served(app: ASGIApp) -> Iterator[str]:
+def served(app: FastAPI) -> Iterator[str]:
     """Serve `app` from a thread; gives its address, as --url takes it."""
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server = uvicorn.Server(settings)
@@ -41,13 +38,16 @@ def served(app: ASGIApp) -> Iterator[str]:
         thread.join(10)
 
 
-def scripted(*events: str) -> Starlette:
+def scripted(*events: str) -> FastAPI:
     """Streams those events, whatever is asked; the event "die" cuts the connection."""
+    app = FastAPI()
 
-    async def models(request: Request) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [{"id": "script", "object": "model"}]})
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return {"object": "list", "data": [{"id": "script", "object": "model"}]}
 
-    async def chat(request: Request) -> StreamingResponse:
+    @app.post("/v1/chat/completions")
+    async def chat() -> StreamingResponse:
         async def lines() -> AsyncIterator[str]:
             for event in events:
                 if event == "die":
@@ -57,8 +57,7 @@ def scripted(*events: str) -> Starlette:
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 
-    chats = Route("/v1/chat/completions", chat, methods=["POST"])
-    return Starlette(routes=[Route("/v1/models", models), chats])
+    return app
 
 
 def delta(finish: str | None = None, **parts: str) -> str:

@@ -124,7 +124,7 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; from vllm_lite.cli.main import main\n"
         "try: main(['serve', '--help=all'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'numpy', 'pydantic', 'starlette', 'huggingface_hub', 'transformers'}\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'fastapi', 'huggingface_hub', 'transformers'}\n"
         "sys.exit(' '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

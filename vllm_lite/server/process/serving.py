@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import uvloop
+from fastapi import FastAPI
 
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
@@ -25,7 +26,7 @@ from vllm_lite.engine.link.core_handle import JoinedCore, StartedCore
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.board import Board
-from vllm_lite.server.app import Application, build_app
+from vllm_lite.server.app import build_app
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.generation import Generations
 from vllm_lite.server.process.http_server import FLUSH_TIMEOUT, HttpServer, http_server
@@ -205,7 +206,7 @@ def serve_replica(job: ReplicaJob, client: AsyncLLM) -> None:
 
 async def _serve(
     client: AsyncLLM,
-    app: Application,
+    app: FastAPI,
     server_config: ServerConfig,
     listener: Listener,
     replicas: Replicas,
@@ -241,7 +242,7 @@ def _settle_garbage() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
-def _log_listening(app: Application, listener: Listener) -> None:
+def _log_listening(app: FastAPI, listener: Listener) -> None:
     logger.info("Ready: %s", timeline)
     logger.info("Starting vLLM-lite server on %s", listener.url)
     for route in app.routes:
