@@ -75,7 +75,8 @@ unit: $(VENV)/.dev ## pytest, without the slow tests
 	$(BIN)/python -m pytest tests/e2e -m 'not slow and not families'
 
 slow: $(VENV)/.dev ## pytest, the slow tests
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e -m slow
+	$(BIN)/python -m pytest tests/e2e -m slow
 
 test-families: $(VENV)/.dev ## every model family under every schedule; writes docs/models_tested.md
 	$(BIN)/python -m tests.models.matrix docs/models_tested.md
