@@ -390,7 +390,6 @@ class DecoderForCausalLM(nn.Module):
         """The heads of tasks other than text; tasks without one answer hidden states."""
         return score_heads(facts)
 
-    @torch.inference_mode()
     def pooled(self, task: str, rows: Tensor) -> Tensor:
         return self.heads.forward(task, rows)
 

@@ -155,7 +155,6 @@ class Heads(nn.Module):
                 steps.append(self._layers[step.name])
                 size = step.size if isinstance(step, Dense) else size
 
-    @torch.inference_mode()
     def forward(self, task: str, rows: Tensor) -> Tensor:
         """Pooled hidden states [R, N] -> [R, M] float32."""
         rows = rows.float()

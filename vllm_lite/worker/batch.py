@@ -113,7 +113,8 @@ class HostInputs:
 
     def begin(self, plan: StepPlan) -> Batch:
         """Prepare a step."""
-        return Batch(plan, None if plan.samples_all else self._tensor(plan.last_tokens))
+        needs_places = len(plan.sampling) > 0 and not plan.samples_all
+        return Batch(plan, self._tensor(plan.last_tokens) if needs_places else None)
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
         """The model's inputs for a batch."""
@@ -141,15 +142,15 @@ class HostInputs:
             positions = np.arange(num_tokens) + np.repeat(starts - query_start_loc[:-1], counts)
         input_ids = states.tokens.token_ids[token_slots, positions].astype(np.int64)
         max_seq_len = int(ends.max())
-        tensor = self._tensor
+        tables, tensor = states.tables, self._tensor
         return ModelInputs(
             input_ids=tensor(input_ids),
             positions=tensor(positions),
             attention=AttentionMetadata(
                 query_start_loc=tensor(query_start_loc),
                 seq_lens=tensor(ends.astype(np.int32)),
-                block_tables=tensor(states.tables.gather(slots, max_seq_len)).unbind(),
-                slot_mappings=tensor(states.tables.slot_mapping(token_slots, positions)).unbind(),
+                block_tables=tuple(map(tensor, tables.gather(slots, max_seq_len))),
+                slot_mappings=tuple(map(tensor, tables.slot_mapping(token_slots, positions))),
                 num_tokens=num_tokens,
                 num_requests=num_requests,
                 max_query_len=int(counts.max()),

@@ -7,8 +7,10 @@ change its bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
 import numpy as np
@@ -19,30 +21,56 @@ from torch import Tensor
 from vllm_lite.config.pooling import BOTH, PoolingFacts
 from vllm_lite.core.step import ModelRunnerOutput, Pooled
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.transfer import to_device
 from vllm_lite.models.interfaces import PoolingModel
 from vllm_lite.pooling_params import PoolingParams
-from vllm_lite.worker.request_states import RequestStates
+from vllm_lite.worker.request_states import PoolingProgress, RequestStates
 from vllm_lite.worker.step_plan import Int32s, StepPlan
 
 UNSOUND_VECTOR = "the model gave this request no usable answer: it is not finite"
 
 Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
 # What sums of hidden states are divided by, by the number of a prompt's tokens.
-_DIVISORS: dict[str, Callable[[Doubles], Doubles]] = {
-    "MEAN": lambda count: count,
-    "MEAN_SQRT": np.sqrt,
-    "WEIGHTED_MEAN": lambda count: count * (count + 1.0) / 2,
+_DIVISORS: dict[str, Callable[[int], float]] = {
+    "MEAN": float,
+    "MEAN_SQRT": math.sqrt,
+    "WEIGHTED_MEAN": lambda count: count * (count + 1) / 2,
 }
 # Tokens whose logits of all words are held at a time.
 _MOST_LOGITS = 64
 
 
 @dataclass(slots=True)
+class _Step:
+    """The requests of a step: lists, since each operation on an array of a few costs more."""
+
+    request_ids: list[str]
+    slots: list[int]
+    # Position of each request's first token here, its tokens here, and their end in the step.
+    starts: list[int]
+    counts: list[int]
+    ends: list[int]
+    # Tokens of whole prompts, and whether they end here.
+    lengths: list[int]
+    is_last: list[bool]
+    # None for a request that does not pool.
+    progress: list[PoolingProgress | None]
+
+    @classmethod
+    def of(cls, plan: StepPlan, states: RequestStates) -> _Step:
+        slots, starts, counts = plan.slots.tolist(), plan.starts.tolist(), plan.counts.tolist()
+        lengths = states.tokens.num_prompt_tokens[plan.slots].tolist()
+        is_last = [s + c == n for s, c, n in zip(starts, counts, lengths, strict=True)]
+        ends, progress = list(accumulate(counts)), list(map(states.pooling.get, slots))
+        return cls(plan.request_ids, slots, starts, counts, ends, lengths, is_last, progress)
+
+
+@dataclass(slots=True)
 class _Rows:
     """Rows of hidden states that requests with equal parameters have in a step."""
 
-    # Rows of the plan, how many hidden states each has here, and their places in the step.
+    params: PoolingParams
+    # Requests of the step, how many hidden states each has here, and their places in the step.
     requests: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -62,14 +90,13 @@ class Pooler:
 
         The host waits for the numbers.
         """
-        is_last = plan.starts + plan.counts == states.tokens.num_prompt_tokens[plan.slots]
-        prompts = self._prompt_rows(hidden, states, plan, is_last)
+        step = _Step.of(plan, states)
+        prompts = self._prompt_rows(hidden, step)
         kinds: dict[tuple[object, ...], _Rows] = {}
-        for row, places in self._wanted(states, plan, is_last):
-            params = states.pooling[int(plan.slots[row])].params
+        for row, params, places in self._wanted(states, step):
             if params.task == BOTH:
                 values = self._both(hidden, prompts, row, places, params)
-                self._enter(values, _Rows([row], [1]), states, plan, is_last, output)
+                self._enter(values, _Rows(params, [row], [1]), step, output)
                 continue
             kind = (
                 params.task,
@@ -77,40 +104,37 @@ class Pooler:
                 params.dimensions,
                 *(params.returned_token_ids or ()),
             )
-            rows = kinds.setdefault(kind, _Rows())
+            rows = kinds.setdefault(kind, _Rows(params))
             rows.requests.append(row)
             rows.counts.append(len(places))
             rows.places += places
         for rows in kinds.values():
-            params = states.pooling[int(plan.slots[rows.requests[0]])].params
+            params = rows.params
             found = hidden if params.is_per_token or prompts is None else prompts
             values = np.empty((0, self._width(params)), np.float32)
             if rows.places and self._takes_largest and not params.is_per_token:
                 values = self._largest(hidden, rows)
             elif rows.places:
-                values = self._answers(found[_index(rows.places, hidden)], params)
-            self._enter(values, rows, states, plan, is_last, output)
+                values = self._answers(_taken(found, rows.places), params)
+            self._enter(values, rows, step, output)
 
     def _wanted(
-        self, states: RequestStates, plan: StepPlan, is_last: npt.NDArray[np.bool_]
-    ) -> Iterator[tuple[int, list[int]]]:
-        """Requests, by their rows in the plan, and the places of the rows that answer them."""
-        ends = plan.counts.cumsum().tolist()
+        self, states: RequestStates, step: _Step
+    ) -> Iterator[tuple[int, PoolingParams, list[int]]]:
+        """Requests, by their rows in the step, and the places of the rows that answer them."""
         by_request = self._facts.seq_pooling_type not in ("LAST", "MAX")
-        for row, slot in enumerate(plan.slots.tolist()):
-            progress = states.pooling.get(slot)
+        for row, progress in enumerate(step.progress):
             if progress is None:
                 continue
-            end, count = ends[row], int(plan.counts[row])
-            params, places = progress.params, np.arange(end - count, end)
+            params, end, count = progress.params, step.ends[row], step.counts[row]
             if params.is_per_token or params.task == BOTH:
-                start = int(plan.starts[row])
-                ids = states.tokens.token_ids[slot, start : start + count]
-                answers = self._answering(ids, params, start == 0, bool(is_last[row]))
-                yield row, places[answers].tolist()
-            elif is_last[row]:
-                whole = places.tolist() if self._takes_largest else [end - 1]
-                yield row, [row] if by_request else whole
+                start = step.starts[row]
+                ids = states.tokens.token_ids[step.slots[row], start : start + count]
+                answers = self._answering(ids, params, start == 0, step.is_last[row])
+                yield row, params, np.arange(end - count, end)[answers].tolist()
+            elif step.is_last[row]:
+                whole = list(range(end - count, end)) if self._takes_largest else [end - 1]
+                yield row, params, [row] if by_request else whole
 
     def _answering(
         self, ids: Int32s, params: PoolingParams, is_first: bool, is_last: bool
@@ -176,20 +200,14 @@ class Pooler:
         rows.counts = [1] * len(rows.counts)
         return np.stack(weights)
 
-    def _prompt_rows(
-        self,
-        hidden: Tensor,
-        states: RequestStates,
-        plan: StepPlan,
-        is_last: npt.NDArray[np.bool_],
-    ) -> Tensor | None:
+    def _prompt_rows(self, hidden: Tensor, step: _Step) -> Tensor | None:
         """Gather a row [R, N] for each request: so far, or whole where its prompt ends here."""
-        kind = self._facts.seq_pooling_type
-        whose = [states.pooling.get(slot) for slot in plan.slots.tolist()]
+        kind, whose = self._facts.seq_pooling_type, step.progress
         if kind in ("LAST", "MAX") or all(p is None or p.params.is_per_token for p in whose):
             return None
         if kind == "CLS":
-            rows = hidden[_index((plan.counts.cumsum() - plan.counts).tolist(), hidden)]
+            firsts = [end - count for end, count in zip(step.ends, step.counts, strict=True)]
+            rows = hidden[_index(firsts, hidden)]
         else:
             empty = -torch.inf if kind == "MAX_STATE" else 0.0
             rows = hidden.new_full((len(whose), hidden.shape[1]), empty, dtype=torch.float32)
@@ -197,18 +215,16 @@ class Pooler:
             if progress is not None and progress.row is not None:
                 rows[row] = progress.row
         if kind == "MAX_STATE":
-            own = hidden[: plan.counts.sum()].split_with_sizes(plan.counts.tolist())
+            own = hidden[: step.ends[-1]].split_with_sizes(step.counts)
             torch.maximum(rows, torch.stack([each.amax(0) for each in own]), out=rows)
         elif kind != "CLS":
-            _add_states(rows, hidden, plan, is_weighted=kind == "WEIGHTED_MEAN")
-        for row in (~is_last).nonzero()[0].tolist():
-            progress = whose[row]
-            if progress is not None:
+            _add_states(rows, hidden, step, is_weighted=kind == "WEIGHTED_MEAN")
+        for row, progress in enumerate(whose):
+            if progress is not None and not step.is_last[row]:
                 progress.row = rows[row].clone()
-        if kind in _DIVISORS:
-            lengths = states.tokens.num_prompt_tokens[plan.slots]
-            divisors = _DIVISORS[kind](lengths.astype(np.float64)).astype(np.float32)
-            rows /= torch.from_numpy(divisors).to(hidden.device).unsqueeze(1)
+        if (divisor := _DIVISORS.get(kind)) is not None:
+            divisors = np.array([[divisor(length)] for length in step.lengths], np.float32)
+            rows /= to_device(divisors, hidden.device)
         return rows
 
     def _answers(self, rows: Tensor, params: PoolingParams) -> Floats:
@@ -228,42 +244,39 @@ class Pooler:
         is_softmax = facts.activation == "softmax" and values.shape[1] > 1
         return _softmax(values) if is_softmax else _sigmoid(values)
 
-    def _enter(
-        self,
-        values: Floats,
-        rows: _Rows,
-        states: RequestStates,
-        plan: StepPlan,
-        is_last: npt.NDArray[np.bool_],
-        output: ModelRunnerOutput,
-    ) -> None:
-        is_sound = np.array(np.isfinite(values).all(axis=1)).tolist()
+    def _enter(self, values: Floats, rows: _Rows, step: _Step, output: ModelRunnerOutput) -> None:
+        is_finite: npt.NDArray[np.bool_] = np.isfinite(values).all(axis=1)
+        is_sound = is_finite.tolist()
         end = 0
         for row, count in zip(rows.requests, rows.counts, strict=True):
             first, end = end, end + count
-            request_id = plan.request_ids[row]
-            progress = states.pooling[int(plan.slots[row])]
+            request_id, progress = step.request_ids[row], step.progress[row]
+            assert progress is not None
             progress.answers.append(values[first:end].tobytes())
             if not all(is_sound[first:end]):
                 output.errors[request_id] = UNSOUND_VECTOR
-            elif is_last[row]:
+            elif step.is_last[row]:
                 output.pooled[request_id] = Pooled(b"".join(progress.answers), values.shape[1])
 
 
-def _add_states(rows: Tensor, hidden: Tensor, plan: StepPlan, *, is_weighted: bool) -> None:
+def _add_states(rows: Tensor, hidden: Tensor, step: _Step, *, is_weighted: bool) -> None:
     """Add to each request's row [N] its hidden states; if weighted, times their places from 1."""
-    bounds = np.zeros(len(plan.counts) + 1, np.int32)
-    np.cumsum(plan.counts, out=bounds[1:])
+    bounds = np.array([0, *step.ends], np.int32)
     if is_weighted:
-        firsts = np.repeat(plan.starts + 1 - bounds[:-1], plan.counts)
+        firsts = np.repeat(np.array(step.starts) + 1 - bounds[:-1], step.counts)
         places = (firsts + np.arange(bounds[-1])).astype(np.float32)
-        weights = torch.from_numpy(places).to(hidden.device).unsqueeze(1)
+        weights = to_device(places, hidden.device).unsqueeze(1)
         hidden = hidden[: len(places)].float() * weights
-    ops().segment_sum(hidden, torch.from_numpy(bounds).to(hidden.device), rows)
+    ops().segment_sum(hidden, to_device(bounds, hidden.device), rows)
+
+
+def _taken(found: Tensor, places: list[int]) -> Tensor:
+    """Rows of `found`, which mostly are all of them."""
+    return found if places == list(range(len(found))) else found[_index(places, found)]
 
 
 def _index(places: list[int], hidden: Tensor) -> Tensor:
-    return torch.tensor(places, dtype=torch.int64, device=hidden.device)
+    return to_device(np.array(places, np.int64), hidden.device)
 
 
 def _normalized(values: Floats) -> Floats:

@@ -78,7 +78,6 @@ class EncoderModel(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return self.model.forward(input_ids, positions)
 
-    @torch.inference_mode()
     def pooled(self, task: str, rows: Tensor) -> Tensor:
         return self.heads.forward(task, rows)
 
