@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import write_hf
+from tests.models.checkpoints import make_model
 from tests.models.test_drafts import run
 from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
@@ -169,6 +170,23 @@ def test_methods_are_refused_in_one_line(model: str, given: dict[str, Any], word
     args = EngineArgs(
         model=model, speculative_config=drafts, load_format="dummy", skip_tokenizer_init=True
     )
+    with pytest.raises(UsageError, match=words) as caught:
+        args.create_engine_config()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["qwen3_next_mtp", "mtp", "ngram", "draft_model", None])
+def test_a_model_with_states_refuses_drafts(model: str, tmp_path: Path, method: str | None) -> None:
+    make_model("qwen3_next").config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architectures"] = ["Qwen3NextForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drafts = {"method": method, "num_speculative_tokens": 2}
+    if method in ("draft_model", None):
+        drafts["model"] = model
+    options = {"load_format": "dummy", "skip_tokenizer_init": True}
+    args = EngineArgs(model=str(tmp_path), speculative_config=drafts, **options)
+    words = "--speculative-config: Qwen3NextForCausalLM has states, from which a wrong draft cannot"
     with pytest.raises(UsageError, match=words) as caught:
         args.create_engine_config()
     assert "\n" not in str(caught.value)

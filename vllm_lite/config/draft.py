@@ -56,6 +56,12 @@ def find_draft(values: Json, facts: ModelFacts, source: JsonView) -> ModelFacts 
         if values.get(name) is not None:
             whole[key] = values[name]
     model, method = whole.get("model"), whole.get("method")
+    row = ARCHITECTURES.get(facts.architecture)
+    if (model or method) and row is not None and row.mixer != "attention":
+        raise UsageError(
+            f"--speculative-config: {facts.architecture} has states, from which a wrong draft "
+            "cannot be taken back; leave it out"
+        )
     if method in MTP_NAMES:
         whole["method"] = method = "mtp"
         whole["model"] = model = model or values["model"]

@@ -138,11 +138,6 @@ class VllmConfig:
                 f"--kv-cache-dtype {cache.kv_cache_dtype}: {self.facts.architecture} caches states "
                 "in float32, and neither keys nor values; leave it out"
             )
-        if has_states and self.speculative.method is not None:
-            raise UsageError(
-                f"--speculative-config: {self.facts.architecture} has states, from which a wrong "
-                "draft cannot be taken back; leave it out"
-            )
         interval = cache.mamba_block_size
         if interval is None:
             return
