@@ -88,7 +88,8 @@ def test_a_model_that_drafts_for_itself_is_never_wrong(model: str, options: dict
             ]
             llm.generate(told, greedy)
         stats = llm.get_stats().spec_decoding
-    assert stats is not None and stats.num_draft_tokens > 400
+    # What it costs is as much as it saves.
+    assert stats is not None and stats.num_draft_tokens > (0 if table is None else 400)
     assert stats.num_accepted_tokens == stats.num_draft_tokens
 
 

@@ -6,7 +6,7 @@ blocks may be reused. Groups differ in their windows alone, so that one array op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -30,6 +30,8 @@ class BlockTables:
         self._table = np.zeros((len(windows), num_slots, max_blocks), np.int32)
         self._num_blocks = [0] * num_slots
         self._windows = {g: window for g, window in enumerate(windows) if window is not None}
+        # Told of the blocks, a list for each group, that begin to hold other tokens.
+        self.on_new_blocks: Callable[[list[list[int]]], None] = lambda block_ids: None
         # Entries ahead of its window, by group and slot.
         self._num_left = {group: [0] * num_slots for group in self._windows}
 
@@ -39,14 +41,16 @@ class BlockTables:
         groups, slots, blocks = self._table.shape
         return groups, slots, blocks
 
-    def set_row(self, slot: int, block_ids: list[list[int]]) -> None:
-        """Set the blocks of `slot`, as many in each group."""
+    def set_row(self, slot: int, block_ids: list[list[int]], num_computed: int = 0) -> None:
+        """Set the blocks of `slot`, as many in each group; the first hold so many tokens."""
         for group in range(len(self._table)):
             self._write(group, slot, 0, [0] * self._num_blocks[slot])
         for num_left in self._num_left.values():
             num_left[slot] = 0
         self._num_blocks[slot] = 0
-        self.append_row(slot, block_ids, 0)
+        num_hit = num_computed // self.block_size
+        self._append(slot, block_ids)
+        self.on_new_blocks([ids[num_hit:] for ids in block_ids])
 
     def append_row(self, slot: int, block_ids: list[list[int]], start: int) -> None:
         """Add blocks at the end of `slot`'s, as many in each group.
@@ -60,6 +64,10 @@ class BlockTables:
             if oldest > num_left[slot]:
                 self._write(group, slot, num_left[slot], [0] * (oldest - num_left[slot]))
                 num_left[slot] = oldest
+        self._append(slot, block_ids)
+        self.on_new_blocks(block_ids)
+
+    def _append(self, slot: int, block_ids: list[list[int]]) -> None:
         end = self._num_blocks[slot]
         for group, ids in enumerate(block_ids):
             self._write(group, slot, end, ids)

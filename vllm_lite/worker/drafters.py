@@ -13,6 +13,7 @@ from torch import Tensor
 from vllm_lite.config.architectures import DRAFTS
 from vllm_lite.config.draft import draft_config
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.core.kv_group import cache_groups
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.kernels.cpu.mapped_memory import Allocations, packed_weights
 from vllm_lite.layers.attention import LayerCache
@@ -153,4 +154,7 @@ def make_step_drafter(
     forward: Forward = draft.forward
     if record is not None:
         forward = record(draft, most_draft_tokens(own))
-    return DraftModel(own, draft, forward, inputs)
+    spec = models.kv_cache_spec()
+    groups, last = cache_groups(spec), len(spec.layers) - 1
+    group = next(i for i, group in enumerate(groups) if last in group.layers)
+    return DraftModel(own, draft, forward, inputs, group)

@@ -121,7 +121,7 @@ class RequestStates:
         row[len(prompt) : len(prompt) + len(output)] = output
         self.tokens.num_prompt_tokens[slot] = len(prompt)
         self.num_computed_tokens[slot] = request.num_computed_tokens
-        self.tables.set_row(slot, request.block_ids)
+        self.tables.set_row(slot, request.block_ids, request.num_computed_tokens)
         self.scopes[slot] = request.scope
         task = request.task
         if isinstance(task, PoolingParams):
