@@ -192,6 +192,24 @@ def test_throughput_counts_tokens(engine: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [[], ["--async-engine"]], ids=["LLM", "AsyncLLM"])
+def test_throughput_tells_of_drafts(engine: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "throughput.json"
+    table = "-sc.num_speculative_tokens_per_batch_size=[[1, 64, 4]]"
+    drafts = ["-sc.method", "custom_class", "-sc.num_speculative_tokens", "4", table]
+    code, out, err = bench(
+        *("throughput", *TINY_ENGINE, *engine, "--input-len", "8", "--output-len", "20", *drafts),
+        *("-sc.model", "tests.models.test_draft_methods.Repeater"),
+        *("--num-prompts", "6", "--num-warmups", "1", "--output-json", str(path)),
+    )
+    assert code == 0, err
+    result, lines = json.loads(path.read_text()), out.splitlines()
+    shown = dict(line.rsplit(maxsplit=1) for line in lines[4:] if ":" in line)
+    assert "Speculative Decoding" in lines[3]
+    assert int(shown["Drafts:"]) == result["spec_decode_num_drafts"] > 20
+    assert result["spec_decode_draft_tokens"] <= 4 * result["spec_decode_num_drafts"]
+
+
+@pytest.mark.parametrize("engine", [[], ["--async-engine"]], ids=["LLM", "AsyncLLM"])
 def test_throughput_of_vectors(engine: list[str]) -> None:
     code, out, err = bench(
         *("throughput", *TINY_ENGINE, *engine, "--runner", "pooling", "--input-len", "8"),

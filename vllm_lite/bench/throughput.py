@@ -12,7 +12,8 @@ from vllm_lite.bench.datasets import Sample, Source, load_samples
 from vllm_lite.bench.options.datasets import TEMPLATED, DatasetOptions
 from vllm_lite.bench.options.load import ThroughputOptions
 from vllm_lite.bench.prompts import PromptMaker
-from vllm_lite.bench.report import write_json
+from vllm_lite.bench.report import drafts_block, write_json
+from vllm_lite.bench.target_server import DraftCounts
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import Task
@@ -20,6 +21,7 @@ from vllm_lite.engine.client import Prompt
 from vllm_lite.engine.front.async_llm import AsyncLLM
 from vllm_lite.errors import UsageError
 from vllm_lite.llm import LLM
+from vllm_lite.metrics.stats import SchedulerStats, SpecDecodingStats
 from vllm_lite.outputs import AnyOutput, RequestOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.progress import progress_bar
@@ -27,8 +29,8 @@ from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat_template import render_chat
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-# The requests' last outputs, and the seconds that they took together.
-Work = tuple[Sequence[AnyOutput], float]
+# The requests' last outputs, the seconds that they took together, and their drafts.
+Work = tuple[Sequence[AnyOutput], float, DraftCounts]
 
 
 def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
@@ -47,16 +49,16 @@ def run_throughput(options: ThroughputOptions, engine_args: EngineArgs) -> int:
             f"{config.model.max_model_len}; lower --input-len or --output-len"
         )
     if options.async_engine:
-        outputs, seconds = asyncio.run(_run_async(options, config, samples))
+        work = asyncio.run(_run_async(options, config, samples))
     else:
-        outputs, seconds = _run_llm(options, config, engine_args, samples)
-    _report(options, engine_args.model, outputs, seconds)
+        work = _run_llm(options, config, engine_args, samples)
+    _report(options, engine_args.model, work)
     return 0
 
 
-def _report(
-    options: ThroughputOptions, model: str, outputs: Sequence[AnyOutput], seconds: float
-) -> None:
+def _report(options: ThroughputOptions, model: str, work: Work) -> None:
+    outputs, seconds, counts = work
+    drafts = drafts_block(counts)
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     num_output = sum(map(_num_tokens, outputs))
     total = num_prompt + num_output
@@ -67,6 +69,7 @@ def _report(
         f"Total num prompt tokens:  {num_prompt}\n"
         f"Total num output tokens:  {num_output}\n"
     )
+    sys.stdout.writelines(f"{line}\n" for line in (drafts.lines if drafts else ()))
     if options.output_json is not None:
         content = {
             "model_id": model,
@@ -75,6 +78,7 @@ def _report(
             "total_num_tokens": total,
             "requests_per_second": requests,
             "tokens_per_second": tokens,
+            **(drafts.json if drafts else {}),
         }
         write_json(options.output_json, content)
 
@@ -94,9 +98,10 @@ def _run_llm(
         if warm:
             run(_prompts(warm), _params(warm, options, config), use_tqdm=False)
         prompts, params = _prompts(samples), _params(samples, options, config)
-        began = time.perf_counter()
+        before, began = _drafts(llm.get_stats()), time.perf_counter()
         outputs = run(prompts, params)
-        return outputs, time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        return outputs, seconds, _drafts(llm.get_stats()).since(before)
 
 
 async def _run_async(
@@ -109,7 +114,7 @@ async def _run_async(
         params = _params(samples, options, config)
         if options.prequeue_requests:
             await engine.pause_generation("keep")
-        began = time.perf_counter()
+        before, began = _drafts(await engine.get_stats()), time.perf_counter()
         task = asyncio.create_task(_run_all(engine, samples, params, "Processed prompts"))
         if options.prequeue_requests:
             # Requests that a pause holds back count as waiting.
@@ -118,9 +123,17 @@ async def _run_async(
                     break
                 await asyncio.sleep(0)
             await engine.resume_generation()
-        return await task, time.perf_counter() - began
+        outputs, seconds = await task, time.perf_counter() - began
+        return outputs, seconds, _drafts(await engine.get_stats()).since(before)
     finally:
         await engine.shutdown()
+
+
+def _drafts(stats: SchedulerStats) -> DraftCounts:
+    """Those of all requests so far."""
+    told = stats.spec_decoding or SpecDecodingStats()
+    at = dict(enumerate(told.num_accepted_tokens_per_pos))
+    return DraftCounts(told.num_drafts, told.num_draft_tokens, told.num_accepted_tokens, at)
 
 
 def _warmups(options: ThroughputOptions, samples: Sequence[Sample]) -> list[Sample]:

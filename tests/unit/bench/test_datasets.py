@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -302,3 +304,26 @@ def test_a_tokenizer_by_mistral_common_makes_prompts(tmp_path: Path) -> None:
     write_tekken(tmp_path / "tekken.json", "v3")
     for mode in ("auto", "mistral"):
         assert PromptMaker(open_tokenizer(str(tmp_path), mode=mode)).count("Grüße") > 0
+
+
+def test_prompts_for_drafts_are_read_by_category_and_with_their_lengths(
+    demo: PromptMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    maker, path = importlib.import_module("make_prompts"), str(tmp_path / "prompts.jsonl")
+    made = []
+    for _ in range(2):
+        monkeypatch.setattr("sys.argv", ["make_prompts.py", path, "--each", "30"])
+        maker.main()
+        made.append(Path(path).read_text())
+    assert made[0] == made[1]
+    options = {"dataset_path": path, "num_prompts": 30, "oversample": False}
+    told = {}
+    for kind in maker.KINDS:
+        read = samples("spec_bench", demo, spec_bench_category=kind, **options)
+        told |= {sample.prompt: kind for sample in read}
+        assert all(20 < s.prompt_tokens < 900 for s in read) == (kind != "chat")
+    assert len(told) == 120
+    everything = options | {"num_prompts": 120, "custom_output_len": -1}
+    for sample in samples("custom", demo, **everything):
+        assert sample.output_tokens == maker.KINDS[told[str(sample.prompt)]](Random(0))[1]
