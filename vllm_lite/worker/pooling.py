@@ -245,8 +245,7 @@ class Pooler:
         return _softmax(values) if is_softmax else _sigmoid(values)
 
     def _enter(self, values: Floats, rows: _Rows, step: _Step, output: ModelRunnerOutput) -> None:
-        is_finite: npt.NDArray[np.bool_] = np.isfinite(values).all(axis=1)
-        is_sound = is_finite.tolist()
+        is_sound: list[bool] = np.logical_and.reduce(np.isfinite(values), axis=1).tolist()
         end = 0
         for row, count in zip(rows.requests, rows.counts, strict=True):
             first, end = end, end + count
