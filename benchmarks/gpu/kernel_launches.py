@@ -17,7 +17,6 @@ from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.grouped_gguf import from_gguf
-from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq, make_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
@@ -169,8 +168,8 @@ def launch_scaled(rows: int) -> None:
 
 
 def launch_grouped(rows: int) -> None:
-    """Launch linear layers by grouped weights."""
-    x = tensor(rows, 4096)
+    """Launch linear layers and look-ups by grouped weights."""
+    x, ids = tensor(rows, 4096), tensor(rows, dtype=torch.int64)
     weights = [
         from_gguf(tensor(4096 * 16 * size, dtype=torch.uint8), kind, 4096)
         for kind, size in GGUF_BYTES.items()
@@ -193,11 +192,8 @@ def launch_grouped(rows: int) -> None:
     for weight in [*weights, *codebooks()]:
         ops.grouped_linear(x, weight)
         ops.expand_grouped(weight, torch.bfloat16)
+        ops.grouped_lookup(weight, ids, torch.bfloat16)
         launch_packed_experts(rows, weight)
-    ids = tensor(rows, dtype=torch.int64)
-    for weight, kind in zip(weights, GGUF_BYTES, strict=False):
-        table = GroupedParts((GroupedPart(weight, kind),), 4096, 4096)
-        ops.quantized_lookup(table, ids, torch.bfloat16)
 
 
 def launch_packed_experts(rows: int, weight: PackedWeight) -> None:

@@ -55,22 +55,29 @@ def source_of(launch: Launch) -> ASTSource:
     """The kernel with its arguments' types, specialised as at a launch."""
     kernel, args, kwargs = launch
     values = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = {}
     constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for place, name in enumerate(kernel.arg_names):
         value = values[name]
         if kernel.params[place].is_constexpr or (isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
-            continue
-        is_tensor = isinstance(value, torch.Tensor)
-        if is_tensor:
-            signature[name] = "*" + KINDS[str(value.dtype).removeprefix("torch.")]
         else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32"
-        if is_tensor or (isinstance(value, int) and value % 16 == 0):
-            attributes[(place,)] = [["tt.divisibility", 16]]
+            signature[name] = type_of(value, (place,), attributes)
     return ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+
+
+def type_of(value: Any, place: tuple[int, ...], attributes: dict[tuple[int, ...], Any]) -> Any:
+    """Triton's name of an argument's type, a tuple's as such a tuple; enters what is aligned."""
+    if isinstance(value, tuple):
+        types = (type_of(part, (*place, i), attributes) for i, part in enumerate(value))
+        return type(value)(*types)
+    is_tensor = isinstance(value, torch.Tensor)
+    if is_tensor or (isinstance(value, int) and value % 16 == 0):
+        attributes[place] = [["tt.divisibility", 16]]
+    if is_tensor:
+        return "*" + KINDS[str(value.dtype).removeprefix("torch.")]
+    return "fp32" if isinstance(value, float) else "i32"
 
 
 def describe(launch: Launch) -> str:

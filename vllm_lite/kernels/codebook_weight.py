@@ -54,6 +54,11 @@ class CodebookWeight:
         high = self.high_codes
         return 0 if high is None else 8 * high.shape[1] // self.codes.shape[1]
 
+    @property
+    def permutation(self) -> None:
+        """Which input a column multiplies: they are in order."""
+        return None
+
     def of_outputs(self, rows: Tensor) -> CodebookWeight:
         """The weight of the outputs `rows` [K] int64 alone."""
 

@@ -54,7 +54,7 @@ def stack_weights(
             if of_books
             else _stacked_groups([part for part in alike if isinstance(part, GroupedWeight)])
         )
-    orders = [getattr(of_expert[0], "permutation", None) for of_expert in experts]
+    orders = [of_expert[0].permutation for of_expert in experts]
     bias = None if biases is None else torch.stack(list(biases))
     return QuantizedStack(tuple(parts), bias, _stacked_orders(orders, parts[0]), len(experts))
 

@@ -7,76 +7,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
-from vllm_lite.kernels.gpu.triton.grouped_linear import (
-    expand_grouped,
-    grouped_linear,
-    half_values,
-    kind_of,
-    planes_of,
-)
+from vllm_lite.kernels.codebook_weight import PackedWeight
+from vllm_lite.kernels.gpu.triton.grouped_linear import grouped_linear
+from vllm_lite.kernels.gpu.triton.packed_values import INPUTS, kind_of, planes_of, values_of
 from vllm_lite.kernels.grouped_parts import GroupedParts
-from vllm_lite.kernels.grouped_weight import CHUNK
 from vllm_lite.kernels.reference.linear import look_up_range
 
 _ROWS = 16
-_CHUNK = tl.constexpr(CHUNK)
-_HALF = tl.constexpr(CHUNK // 2)
+_INPUTS = tl.constexpr(INPUTS)
 
 
 @triton.jit
 def lookup_grouped_kernel(
     out_ptr,
     ids_ptr,
-    codes_ptr,
-    high_ptr,
-    scales_ptr,
-    minimums_ptr,
-    zeros_ptr,
-    super_scales_ptr,
-    super_minimums_ptr,
-    table_ptr,
+    planes,
     num_rows,
     num_outputs,
     num_inputs,
-    BITS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_MINIMUMS: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    SUPER: tl.constexpr,
+    KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    chunk = tl.program_id(0)
+    step = tl.program_id(0)
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     is_row = rows < num_rows
     outputs = tl.load(ids_ptr + rows, mask=is_row, other=0)
-    for half in tl.static_range(2):
-        values = half_values(
-            codes_ptr,
-            high_ptr,
-            scales_ptr,
-            minimums_ptr,
-            zeros_ptr,
-            super_scales_ptr,
-            super_minimums_ptr,
-            table_ptr,
-            chunk,
-            half,
-            outputs,
-            is_row,
-            num_inputs,
-            num_outputs,
-            BITS,
-            OFFSET,
-            GROUP,
-            HAS_MINIMUMS,
-            HAS_ZEROS,
-            HAS_TABLE,
-            SUPER,
-        )
-        inputs = chunk * _CHUNK + half * _HALF + tl.arange(0, _HALF)
+    HALVES: tl.constexpr = KIND.halves
+    for half in tl.static_range(HALVES):
+        values = values_of(planes, step, half, outputs, is_row, num_inputs, num_outputs, KIND)
+        inputs = step * (HALVES * _INPUTS) + half * _INPUTS + tl.arange(0, _INPUTS)
         place = rows[None, :] * num_inputs + inputs[:, None]
         mask = (inputs < num_inputs)[:, None] & is_row[None, :]
         tl.store(out_ptr + place, values, mask=mask)
@@ -117,18 +76,18 @@ def grouped_lookup(
     return look_up_range(look_up, ids, first_row, weight.num_outputs)
 
 
-def _look_up(rows: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    if isinstance(rows, CodebookWeight):
-        return expand_grouped(rows.of_outputs(ids), dtype)
-    out = rows.codes.new_empty((len(ids), rows.num_inputs), dtype=dtype)
-    lookup_grouped_kernel[(len(rows.codes), triton.cdiv(len(ids), _ROWS))](
+def _look_up(weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    out = weight.codes.new_empty((len(ids), weight.num_inputs), dtype=dtype)
+    kind = kind_of(weight)
+    steps = triton.cdiv(weight.num_inputs, kind.halves * INPUTS)
+    lookup_grouped_kernel[(steps, triton.cdiv(len(ids), _ROWS))](
         out,
         ids,
-        *planes_of(rows),
+        planes_of(weight),
         len(ids),
-        rows.num_outputs,
-        rows.num_inputs,
-        **kind_of(rows),
+        weight.num_outputs,
+        weight.num_inputs,
+        KIND=kind,
         BLOCK=_ROWS,
     )
     return out

@@ -1,0 +1,304 @@
+"""Packed weights as Triton kernels read them: planes, constants and values.
+
+A kernel takes the weights of either class by `planes_of` and `kind_of`, and 32 inputs at a time.
+In groups, a byte's lower or upper bits hold half a chunk, 32 inputs, which one or two groups scale,
+so codes need no shuffling. By codebooks, the places of vectors in a book, signs and scales lie side
+by side by outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
+from vllm_lite.kernels.grouped_weight import CHUNK
+
+# Inputs of whose values a kernel makes one dot product.
+INPUTS = CHUNK // 2
+_INPUTS = tl.constexpr(INPUTS)
+_CHUNK = tl.constexpr(CHUNK)
+
+
+class GroupedPlanes(NamedTuple):
+    """The planes of a GroupedWeight; others stand for absent ones, as in BookPlanes."""
+
+    codes: Tensor
+    high: Tensor
+    scales: Tensor
+    minimums: Tensor
+    zeros: Tensor
+    super_scales: Tensor
+    super_minimums: Tensor
+    table: Tensor
+
+
+class BookPlanes(NamedTuple):
+    """The planes of a CodebookWeight."""
+
+    codes: Tensor
+    high: Tensor
+    signs: Tensor
+    odds: Tensor
+    scales: Tensor
+    books: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedKind:
+    """The constants that kernels of a GroupedWeight are compiled for."""
+
+    bits: int
+    offset: int
+    group: int
+    has_minimums: bool
+    has_zeros: bool
+    has_table: bool
+    super: int
+    # Dot products of a step.
+    halves: ClassVar[int] = 2
+    is_book: ClassVar[bool] = False
+
+    @property
+    def tile(self) -> str:
+        """The kind of tile that a product takes."""
+        return f"int{max(self.bits, 4)}_groups"
+
+
+@dataclass(frozen=True, slots=True)
+class BookKind:
+    """The constants that kernels of a CodebookWeight are compiled for."""
+
+    vector: int
+    books: int
+    high: int
+    has_signs: bool
+    group: int
+    super: int
+    halves: ClassVar[int] = 1
+    is_book: ClassVar[bool] = True
+    tile: ClassVar[str] = "int4_groups"
+
+
+def planes_of(weight: PackedWeight) -> GroupedPlanes | BookPlanes:
+    """The planes as a kernel's argument."""
+    codes, scales = weight.codes, weight.scales
+
+    def plane(given: Tensor | None, stand_in: Tensor = codes) -> Tensor:
+        return stand_in if given is None else given
+
+    high = plane(weight.high_codes)
+    if isinstance(weight, CodebookWeight):
+        signs, odds = plane(weight.signs), plane(weight.odds)
+        return BookPlanes(codes, high, signs, odds, scales, weight.books)
+    return GroupedPlanes(
+        codes,
+        high,
+        scales,
+        plane(weight.minimums, scales),
+        plane(weight.zeros),
+        plane(weight.super_scales, scales),
+        plane(weight.super_minimums, scales),
+        plane(weight.table, scales),
+    )
+
+
+def kind_of(weight: PackedWeight) -> GroupedKind | BookKind:
+    """The weight's KIND in a kernel."""
+    if isinstance(weight, CodebookWeight):
+        return BookKind(
+            weight.vector,
+            len(weight.codes),
+            weight.high_bits,
+            weight.signs is not None,
+            0 if weight.odds is None else weight.group_size,
+            weight.num_inputs // len(weight.scales),
+        )
+    return GroupedKind(
+        weight.bits,
+        weight.offset,
+        weight.group_size,
+        weight.minimums is not None,
+        weight.zeros is not None,
+        weight.table is not None,
+        0 if weight.super_scales is None else weight.super_group,
+    )
+
+
+@triton.jit
+def _plane_codes(ptr, row, mask, half: tl.constexpr, BITS: tl.constexpr):
+    """The bits of a plane in the codes [32, outputs] of half a chunk."""
+    BYTES: tl.constexpr = 8 * BITS
+    inside = tl.arange(0, _INPUTS)
+    ptrs = ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
+    packed = tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+    shifts = ((inside // BYTES) * 2 + half) * BITS
+    return (packed >> shifts[:, None]) & (2**BITS - 1)
+
+
+@triton.jit
+def _half_codes(
+    planes, chunk, half: tl.constexpr, outputs, is_output, num_outputs, BITS: tl.constexpr
+):
+    """The codes [32, outputs] of half a chunk, as int32."""
+    inside = tl.arange(0, _INPUTS)
+    # Chunks times outputs fit 32 bits; bytes do not, so `outputs` are 64-bit.
+    row = chunk * num_outputs + outputs
+    mask = is_output[None, :]
+    if BITS == 8:
+        ptrs = planes.codes + row[None, :] * _CHUNK + half * _INPUTS + inside[:, None]
+        return tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+    else:
+        LOW: tl.constexpr = 4 if BITS >= 4 else 2
+        codes = _plane_codes(planes.codes, row, mask, half, LOW)
+        if BITS > LOW:
+            codes |= _plane_codes(planes.high, row, mask, half, BITS - LOW) << LOW
+        return codes
+
+
+@triton.jit
+def _by_group(
+    ptr,
+    super_ptr,
+    first,
+    outputs,
+    is_output,
+    num_inputs,
+    num_outputs,
+    GROUP: tl.constexpr,
+    SUPER: tl.constexpr,
+):
+    """A plane's factors [32 or 1, outputs] float32 for the 32 inputs from `first` on."""
+    if GROUP % 32 == 0:
+        groups = first // GROUP + tl.zeros([1], tl.int32)
+    else:
+        groups = (first + tl.arange(0, _INPUTS)) // GROUP
+    ptrs = ptr + groups[:, None] * num_outputs + outputs[None, :]
+    mask = (groups * GROUP < num_inputs)[:, None] & is_output[None, :]
+    factors = tl.load(ptrs, mask=mask, other=0).to(tl.float32)
+    if SUPER > 0:
+        # Half a chunk may lie beyond the last input.
+        group = tl.minimum(first, num_inputs - 1) // SUPER
+        super_ptrs = super_ptr + group * num_outputs + outputs
+        factors *= tl.load(super_ptrs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    return factors
+
+
+@triton.jit
+def _grouped_values(
+    planes,
+    chunk,
+    half: tl.constexpr,
+    outputs,
+    is_output,
+    num_inputs,
+    num_outputs,
+    KIND: tl.constexpr,
+):
+    GROUP: tl.constexpr = KIND.group
+    first = chunk * _CHUNK + half * _INPUTS
+    codes = _half_codes(planes, chunk, half, outputs, is_output, num_outputs, KIND.bits)
+    if KIND.has_table:
+        values = tl.load(planes.table + codes, mask=is_output[None, :], other=0.0)
+    else:
+        values = (codes - KIND.offset).to(tl.float32)
+    if KIND.has_zeros:
+        values -= _by_group(
+            planes.zeros, planes.zeros, first, outputs, is_output, num_inputs, num_outputs, GROUP, 0
+        )
+    values *= _by_group(
+        planes.scales,
+        planes.super_scales,
+        first,
+        outputs,
+        is_output,
+        num_inputs,
+        num_outputs,
+        GROUP,
+        KIND.super,
+    )
+    if KIND.has_minimums:
+        values -= _by_group(
+            planes.minimums,
+            planes.super_minimums,
+            first,
+            outputs,
+            is_output,
+            num_inputs,
+            num_outputs,
+            GROUP,
+            KIND.super,
+        )
+    return values
+
+
+@triton.jit
+def _by_output(ptr, row, outputs, mask, num_outputs):
+    """Numbers of rows [32] for outputs [N]: [32, N]."""
+    return tl.load(ptr + row[:, None] * num_outputs + outputs[None, :], mask=mask, other=0)
+
+
+@triton.jit
+def _book_values(
+    planes, book_place, first, outputs, is_output, num_inputs, num_outputs, KIND: tl.constexpr
+):
+    inputs = first + tl.arange(0, _INPUTS)
+    mask = (inputs < num_inputs)[:, None] & is_output[None, :]
+    vectors = inputs // KIND.vector
+    count = num_inputs // KIND.vector
+    values = tl.zeros([_INPUTS, outputs.shape[0]], tl.float32)
+    BOOKS: tl.constexpr = KIND.books
+    for book in tl.static_range(BOOKS):
+        rows = book * count + vectors
+        index = _by_output(planes.codes, rows, outputs, mask, num_outputs).to(tl.int32)
+        if KIND.high > 0:
+            places = rows * KIND.high // 8
+            bits = _by_output(planes.high, places, outputs, mask, num_outputs).to(tl.int32)
+            shifts = vectors * KIND.high % 8
+            index |= ((bits >> shifts[:, None]) & (2**KIND.high - 1)) << 8
+        place = (book * 2 ** (8 + KIND.high) + index) * KIND.vector
+        place += (inputs % KIND.vector)[:, None]
+        values += tl.load(planes.books + book_place + place, mask=mask, other=0).to(tl.float32)
+    if KIND.has_signs:
+        signs = _by_output(planes.signs, inputs // 8, outputs, mask, num_outputs).to(tl.int32)
+        is_negative = (signs >> (inputs % 8)[:, None]) & 1
+        values = tl.where(is_negative == 1, -values, values)
+    rows = inputs // KIND.super
+    scales = _by_output(planes.scales, rows, outputs, mask, num_outputs).to(tl.float32)
+    if KIND.group > 0:
+        groups = inputs // KIND.group
+        odds = _by_output(planes.odds, groups // 2, outputs, mask, num_outputs).to(tl.int32)
+        odds = (odds >> (groups % 2 * 4)[:, None]) & 15
+        scales *= (2 * odds + 1).to(tl.float32)
+    return values * scales
+
+
+@triton.jit
+def values_of(
+    planes,
+    step,
+    half: tl.constexpr,
+    outputs,
+    is_output,
+    num_inputs,
+    num_outputs,
+    KIND: tl.constexpr,
+    book_place=0,
+):
+    """The values [32, outputs] float32 of a half of a step; undefined beyond the last input.
+
+    `outputs` are 64-bit; `book_place` is the number in `books` at which those of the weight begin.
+    """
+    if KIND.is_book:
+        first = step * _INPUTS
+        return _book_values(
+            planes, book_place, first, outputs, is_output, num_inputs, num_outputs, KIND
+        )
+    else:
+        return _grouped_values(
+            planes, step, half, outputs, is_output, num_inputs, num_outputs, KIND
+        )
