@@ -17,7 +17,7 @@ def encoder_cases(dtype: torch.dtype) -> Iterator[Case]:
     for size, (heads, kv_heads) in ((32, (12, 12)), (64, (6, 6)), (80, (4, 2)), (128, (8, 2))):
         counts = [heads, kv_heads, kv_heads]
         parts = torch.randn(sum(lengths), sum(counts), size).to(dtype).split_with_sizes(counts, 1)
-        arguments = [*parts, starts, torch.rand(heads) / 4]
+        arguments = [*parts, starts, torch.rand(heads) / 4, torch.randn(heads, 399)]
         for window, cap in ((0, 0.0), (17, 0.0), (0, 2.0)):
             yield Case(
                 f"encoder_attention {dtype} D={size} window={window} cap={cap}",
@@ -25,6 +25,7 @@ def encoder_cases(dtype: torch.dtype) -> Iterator[Case]:
                 lambda o, t, _, terms=(size**-0.5, window, cap): [
                     o.encoder_attention(*t[:4], *terms),
                     o.encoder_attention(*t[:4], *terms, alibi_slopes=t[4]),
+                    o.encoder_attention(*t[:4], *terms, distance_terms=t[5]),
                 ],
                 arguments,
                 dtype,

@@ -289,6 +289,8 @@ def launch_encoders() -> None:
         ops.encoder_attention(query, key, value, starts, 0.1, 64)
         slopes = tensor(heads, dtype=torch.float32)
         ops.encoder_attention(query, key, value, starts, 0.1, 0, 30.0, alibi_slopes=slopes)
+        terms = tensor(heads, 1023, dtype=torch.float32)
+        ops.encoder_attention(query, key, value, starts, 0.1, distance_terms=terms)
         table, factor = tensor(512, width), tensor(width)
         for tables in ((), (table,), (table, table, factor, factor), (None, None, factor)):
             ops.encoder_embedding(index, index, table, *tables)

@@ -288,6 +288,11 @@ void paged_attention(const Attention& p, const AttentionBatch& batch) {
 
 void encoder_attention(const Attention& p, const EncoderBatch& batch) {
   check_starts(batch.query_start_loc, batch.num_requests, batch.num_tokens);
+  for (int64_t r = 0; p.distance_terms != nullptr && r < batch.num_requests; ++r) {
+    if (batch.query_start_loc[r + 1] - batch.query_start_loc[r] > p.num_distances / 2 + 1) {
+      throw std::out_of_range("a request is longer than the distances that have terms");
+    }
+  }
   attend(p, batch);
 }
 

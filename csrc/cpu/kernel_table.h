@@ -406,6 +406,10 @@ struct Attention {
   bool has_row_scales;
   bool is_chunked;  // whether queries see keys of their own chunk of sliding_window positions
   int64_t num_ahead = 0;  // positions after its own that a query sees
+  // Null, or [H, num_distances]: numbers added to scores by how far a key stands behind its query,
+  // that of the query's own position in the middle.
+  const float* distance_terms = nullptr;
+  int64_t num_distances = 0;
 };
 
 // The first position that a query sees; negative if it could see further back.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -70,13 +71,25 @@ def test_the_reference_is_torchs_attention() -> None:
 )
 def test_attention(counts: tuple[int, int], sizes: tuple[int, int], dtype: torch.dtype) -> None:
     case, tolerance = heads(LENS, counts, sizes, dtype), TOLERANCE[dtype]
-    slopes = torch.rand(counts[0]) / 4
-    for window, cap, alibi in ((0, 0.0, None), (1, 0.0, None), (70, 20.0, None), (64, 0.0, slopes)):
+    slopes = {"alibi_slopes": torch.rand(counts[0]) / 4}
+    terms = {"distance_terms": torch.randn(counts[0], 2 * max(LENS) - 1)}
+    for window, cap, own in (
+        *((0, 0.0, {}), (1, 0.0, {}), (70, 20.0, {})),
+        *((64, 0.0, slopes), (0, 0.0, terms), (64, 20.0, terms)),
+    ):
         ours, theirs = (
-            ops.encoder_attention(*case, sizes[0] ** -0.5, window, cap, alibi_slopes=alibi)
+            ops.encoder_attention(*case, sizes[0] ** -0.5, window, cap, **own)
             for ops in (cpu, reference)
         )
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance / 2)
+
+
+def test_no_request_is_longer_than_the_distances_with_terms() -> None:
+    case = heads([3, 9], (2, 2), (16, 16))
+    for length in (9, 8):
+        terms = torch.zeros(2, 2 * length - 1)
+        with pytest.raises(IndexError) if length < 9 else nullcontext():
+            cpu.encoder_attention(*case, 0.2, distance_terms=terms)
 
 
 def test_operations_can_be_recorded() -> None:
@@ -97,12 +110,12 @@ def test_operations_can_be_recorded() -> None:
 def test_tritons_attention(dtype: torch.dtype) -> None:
     triton = pytest.importorskip("vllm_lite.kernels.gpu.triton.ops")
     slopes, tolerance = torch.rand(4) / 4, 4e-3 if dtype is torch.float16 else 3e-5
+    both = {"alibi_slopes": slopes, "distance_terms": torch.randn(4, 301)}
     for sizes in ((32, 32), (20, 33)):
         case = heads([3, 1, 0, 150, 17], (4, 2), sizes, dtype)
-        for window, cap, alibi in ((0, 0.0, None), (1, 0.0, None), (40, 5.0, slopes)):
+        for window, cap, own in ((0, 0.0, {}), (1, 0.0, {}), (40, 5.0, both)):
             ours, theirs = (
-                ops.encoder_attention(*case, 0.2, window, cap, alibi_slopes=alibi)
-                for ops in (triton, reference)
+                ops.encoder_attention(*case, 0.2, window, cap, **own) for ops in (triton, reference)
             )
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance / 2)
         alone = [part[4:154] for part in case[:3]]
@@ -115,11 +128,12 @@ def test_tritons_attention(dtype: torch.dtype) -> None:
 def test_a_request_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype) -> None:
     lens = [*LENS, 1500]
     case = heads(lens, dtype=dtype)
-    for window in (0, 40):
-        together = cpu.encoder_attention(*case, 0.2, window)
+    terms = torch.randn(case.query.shape[1], 2 * max(lens) - 1)
+    for window, own in ((0, {}), (40, {}), (0, {"distance_terms": terms})):
+        together = cpu.encoder_attention(*case, 0.2, window, **own)
         for start, end in pairwise(case.query_start_loc.tolist()):
             rows = [part[start:end] for part in case[:3]]
-            alone = cpu.encoder_attention(*rows, starts([end - start]), 0.2, window)
+            alone = cpu.encoder_attention(*rows, starts([end - start]), 0.2, window, **own)
             assert torch.equal(alone, together[start:end])
 
 

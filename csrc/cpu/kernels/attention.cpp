@@ -183,12 +183,16 @@ template <class Block>
 inline const DistanceBias* find_biases(const Attention& p, const AttentionTile& tile,
                                        const Block& block, int64_t first, int64_t count,
                                        DistanceBias* biases) {
-  if (p.alibi_slopes == nullptr) return nullptr;
-  const int64_t group = p.num_heads / p.num_kv_heads;
+  if (p.alibi_slopes == nullptr && p.distance_terms == nullptr) return nullptr;
+  const int64_t group = p.num_heads / p.num_kv_heads, middle = p.num_distances / 2;
   for (int64_t r = 0; r < count; ++r) {
-    const int64_t token = (first + r) / group;
-    const float slope = p.alibi_slopes[tile.kv_head * group + (first + r) % group];
-    biases[r] = {slope * kLog2E, static_cast<float>(block.position - tile.first_position - token)};
+    const int64_t head = tile.kv_head * group + (first + r) % group;
+    const int64_t distance = block.position - tile.first_position - (first + r) / group;
+    const float slope = p.alibi_slopes == nullptr ? 0.0f : p.alibi_slopes[head];
+    biases[r] = {slope * kLog2E, static_cast<float>(distance), nullptr, middle + 1 - distance};
+    if (p.distance_terms != nullptr) {
+      biases[r].terms = p.distance_terms + head * p.num_distances + middle + distance;
+    }
   }
   return biases;
 }

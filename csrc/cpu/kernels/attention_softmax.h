@@ -31,10 +31,18 @@ struct VisibleKeys {
   int64_t end;
 };
 
-// ALiBi's bias of a block's scores, by the distance of keys from a row's query on either side.
+// The bias of a block's scores, by the distance of keys from a row's query: ALiBi's, which is the
+// same on either side, or numbers of each distance.
 struct DistanceBias {
   float slope;  // times log2(e)
   float first;  // the first key's position less the query's
+  const float* terms;  // null, or those of the first key and those behind
+  int64_t num_terms;
+
+  Vec terms_from(int64_t key) const {
+    const int64_t left = num_terms - key;
+    return left >= kLanes ? load(terms + key) : left > 0 ? load_partial(terms + key, left) : Vec{};
+  }
 };
 
 constexpr int kKeyVectors = kKeys / kLanes;
@@ -44,7 +52,8 @@ static_assert(kMostGroupRows % kLanes == 0);
 
 // The scale applied when scores become weights; with biases or a soft cap it is applied before.
 inline bool is_scaled_late(const Attention& p, const RowScales* scales) {
-  return p.scale > 0 && p.soft_cap == 0 && scales == nullptr && p.alibi_slopes == nullptr;
+  return p.scale > 0 && p.soft_cap == 0 && scales == nullptr && p.alibi_slopes == nullptr &&
+         p.distance_terms == nullptr;
 }
 
 // Applies scale, soft cap and bias to a row's scores, except a late scale, and masks hidden keys;
@@ -72,6 +81,10 @@ inline float finish_scores(const Attention& p, const RowScales* scales, const Di
     }
     if constexpr (kIsBiased) {
       for (int i = 0; i < kScoreVectors; ++i) {
+        if (bias.terms != nullptr) {
+          x[i] = multiply_add(bias.terms_from((first + i) * kLanes), broadcast(kLog2E), x[i]);
+          continue;
+        }
         const Vec key = __builtin_convertvector(lane + (first + i) * kLanes, Vec);
         const BitsVec apart = bit_cast<BitsVec>(key + bias.first) | 0x80000000u;
         x[i] = multiply_add(bit_cast<Vec>(apart), broadcast(bias.slope), x[i]);

@@ -119,8 +119,7 @@ def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Pa
     model = load(tmp_path, dtype=dtype, runner="pooling")
     batches = [prompts()[:n] for n in (1, 5, 2)]
     recorded = recorded_forward(model, max_tokens=160, num_groups=0)
-    # Its attention is torch's.
-    assert (recorded == model.forward) == case.startswith("MPNet")
+    assert recorded != model.forward
     for batch in batches:
         found = hidden_states(model, batch, recorded)
         for got, want in zip(found, hidden_states(model, batch), strict=True):

@@ -29,6 +29,7 @@ def encoder_attention(
     logits_soft_cap: float = 0.0,
     *,
     alibi_slopes: Tensor | None = None,
+    distance_terms: Tensor | None = None,
 ) -> Tensor:
     num_tokens, num_heads, size = query.shape
     num_kv_heads, value_size = value.shape[1:]
@@ -37,6 +38,9 @@ def encoder_attention(
     if num_heads % num_kv_heads:
         raise refuse("encoder_attention", f"{num_heads} heads cannot share {num_kv_heads}")
     check_floats("encoder_attention", "alibi_slopes", alibi_slopes, num_heads)
+    num_distances = 0 if distance_terms is None else distance_terms.shape[1]
+    if distance_terms is not None:
+        check_dense("encoder_attention", distance_terms, torch.float32, num_heads, num_distances)
     num_requests = len(query_start_loc) - 1
     check_dense("encoder_attention", query_start_loc, torch.int32, num_requests + 1)
     dtype = dtype_number("encoder_attention", query, key, value)
@@ -53,7 +57,7 @@ def encoder_attention(
         *(num_heads, num_kv_heads, _UNBOUNDED),
         # Itself, and the window on either side.
         *(sliding_window + 1 if sliding_window else 0, scale, logits_soft_cap, False, False),
-        sliding_window or _UNBOUNDED,
+        *(sliding_window or _UNBOUNDED, distance_terms, num_distances),
     )
     return output
 

@@ -21,14 +21,16 @@ def encoder_attention(
     logits_soft_cap: float = 0.0,
     *,
     alibi_slopes: Tensor | None = None,
+    distance_terms: Tensor | None = None,
 ) -> Tensor:
     """Attention in both directions of query [T, H, D] to key [T, K, D] and value [T, K, Dv], of any
     token and head strides; returns [T, H, Dv].
 
     Request r's tokens are query_start_loc[r] : query_start_loc[r + 1] ([R + 1] int32); token i sees
     token j of its own request, with a window w if |i - j| <= w. A soft cap c maps scores to
-    c * tanh(score / c); alibi_slopes [H] float32 subtract slope * |i - j| from a score. Tokens of
-    no request become 0.
+    c * tanh(score / c); alibi_slopes [H] float32 subtract slope * |i - j| from a score;
+    distance_terms [H, 2L - 1] float32, for requests of up to L tokens, add the number at
+    L - 1 + j - i. Tokens of no request become 0.
     """
     num_heads = query.shape[1]
     output = query.new_zeros((*query.shape[:2], value.shape[2]))
@@ -45,6 +47,9 @@ def encoder_attention(
         distance = (token.unsqueeze(1) - token).abs()
         if alibi_slopes is not None:
             scores = scores - alibi_slopes[:, None, None] * distance
+        if distance_terms is not None:
+            middle = distance_terms.shape[1] // 2
+            scores = scores + distance_terms[:, middle + token - token.unsqueeze(1)]
         if sliding_window > 0:
             scores = scores.masked_fill(distance > sliding_window, -math.inf)
         weights = torch.softmax(scores, dim=-1)

@@ -1,22 +1,17 @@
-"""MPNet: RoBERTa whose scores have a number for each head and distance, alike in all layers.
-
-Attention runs in torch, request by request, so that a step is not recorded.
-"""
+"""MPNet: RoBERTa whose scores have a number for each head and distance, alike in all layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.distributed.groups import Shard, head_shards
-from vllm_lite.kernels.metadata import current_metadata
+from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.encoders.encoder import encoder_rules
@@ -55,13 +50,8 @@ class DistanceTerms(nn.Module):
         super().__init__()
         self._heads, self._middle = heads, max_length - 1
         self._table = torch.empty(_BUCKETS, heads.size)
-        self._by_distance = torch.empty(0)
-
-    def of_length(self, length: int) -> Tensor:
-        """[H, L, L] float32 of L queries and keys."""
-        middle, past = self._middle, length - 1
-        numbers = self._by_distance[:, middle - past : middle + length]
-        return numbers.unfold(1, length, 1).flip(1)
+        # By distance, [H, 2L - 1], where they stay.
+        self.numbers = torch.empty(heads.size, 2 * max_length - 1)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         shape = (_BUCKETS, self._heads.full_size)
@@ -69,31 +59,9 @@ class DistanceTerms(nn.Module):
         yield NamedSlot("", "weight", slot)
 
     def process_weights_after_loading(self) -> None:
-        """Lay the numbers out by distance, [H, 2L - 1]."""
+        """Lay the numbers out by distance."""
         distances = torch.arange(-self._middle, self._middle + 1, device=self._table.device)
-        self._by_distance = self._table[distance_buckets(distances)].T.contiguous()
-
-
-class DistanceAttention(nn.Module):
-    """Attention in both directions, to the tokens of a request in the step."""
-
-    def __init__(self, scale: float, terms: DistanceTerms) -> None:
-        super().__init__()
-        # Of one, so that it is no submodule here.
-        self._scale, self._terms = scale, (terms,)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key and value [T, H, D], of any row stride -> [T, H, D].
-
-        Copies of a request's rows lie as they would alone: torch's products keep their bits.
-        """
-        (terms,), output = self._terms, torch.zeros_like(query)
-        for start, end in pairwise(current_metadata().query_start_loc.tolist()):
-            q, k, v = (x[start:end].transpose(0, 1)[None].contiguous() for x in (query, key, value))
-            bias = terms.of_length(end - start)[None].to(q.dtype)
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self._scale)
-            output[start:end] = mixed[0].transpose(0, 1)
-        return output
+        self.numbers.copy_(self._table[distance_buckets(distances)].T)
 
 
 class MPNetModel(RobertaModel):
@@ -107,7 +75,9 @@ class MPNetModel(RobertaModel):
         self.distances = DistanceTerms(heads, facts.max_position)
         attention: Any
         for attention in (layer.self_attn for layer in self.model.layers):
-            attention.attn = DistanceAttention(facts.head_size**-0.5, self.distances)
+            attention.attn = EncoderAttention(
+                facts.head_size**-0.5, distance_terms=self.distances.numbers
+            )
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:

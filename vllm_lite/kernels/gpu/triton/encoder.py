@@ -30,6 +30,8 @@ def encoder_attention_kernel(
     value_ptr,
     query_start_loc_ptr,
     alibi_slopes_ptr,
+    distance_terms_ptr,
+    middle,
     scale_log2,
     soft_cap,
     window,
@@ -51,6 +53,7 @@ def encoder_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    HAS_TERMS: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -107,6 +110,9 @@ def encoder_attention_kernel(
         if HAS_ALIBI:
             scores -= slopes[:, None] * distance.to(tl.float32)
         visible = is_row[:, None] & is_key[None, :]
+        if HAS_TERMS:
+            place = (heads * (2 * middle + 1) + middle - queries)[:, None] + keys[None, :]
+            scores += tl.load(distance_terms_ptr + place, mask=visible, other=0.0) * _LOG2_E
         if HAS_WINDOW:
             visible = visible & (distance <= window)
         scores = tl.where(visible, scores, float("-inf"))
@@ -195,6 +201,7 @@ def encoder_attention(
     logits_soft_cap: float = 0.0,
     *,
     alibi_slopes: Tensor | None = None,
+    distance_terms: Tensor | None = None,
 ) -> Tensor:
     num_tokens, num_heads, head_size = query.shape
     kv_heads, value_size = value.shape[1:]
@@ -212,6 +219,8 @@ def encoder_attention(
         value,
         query_start_loc,
         out if alibi_slopes is None else alibi_slopes,
+        out if distance_terms is None else distance_terms,
+        0 if distance_terms is None else distance_terms.shape[1] // 2,
         scale * _LOG2_E.value,
         logits_soft_cap * _LOG2_E.value,
         sliding_window,
@@ -226,6 +235,7 @@ def encoder_attention(
         HAS_WINDOW=sliding_window > 0,
         HAS_SOFT_CAP=logits_soft_cap > 0,
         HAS_ALIBI=alibi_slopes is not None,
+        HAS_TERMS=distance_terms is not None,
         **tiling.launch(),
     )
     return out
