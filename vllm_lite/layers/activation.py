@@ -18,7 +18,7 @@ from vllm_lite.quantization.scaled import of_rows
 ActivatedProduct = Callable[[Tensor, LinearKernel], Tensor]
 
 # transformers' names to those of the operations (kernels/reference/elementwise.py).
-_NAMES = {
+ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -36,9 +36,9 @@ _NAMES = {
 
 def activation_name(hidden_act: str) -> str:
     """The operation's name of a config's `hidden_act`; raises CheckpointError."""
-    name = _NAMES.get(hidden_act) if isinstance(hidden_act, str) else None
+    name = ACTIVATIONS.get(hidden_act) if isinstance(hidden_act, str) else None
     if name is None:
-        known = ", ".join(_NAMES)
+        known = ", ".join(ACTIVATIONS)
         raise CheckpointError(f"hidden_act {hidden_act!r} is not supported; known: {known}")
     return name
 

@@ -1,7 +1,8 @@
 """Our layers in place of those of a module of transformers, and slots for what stays its own.
 
-Linear layers, stacked experts, the embedding and the head are replaced where their module only
-calls them. What is not keeps its code; its parameters get memory, and slots under its own names.
+Linear layers, activations, stacked experts, the embedding and the head are replaced where their
+module only calls them. What is not keeps its code; its parameters get memory, and slots under its
+own names.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from transformers.integrations.moe import _default_apply_gate
 
 from vllm_lite.distributed.groups import Shard, tp_size
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.experts import ExpertForm
-from vllm_lite.layers.activation import activation_name
+from vllm_lite.layers.activation import ACTIVATIONS, activation_name
 from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.experts import Expert, ExpertShape
 from vllm_lite.layers.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
@@ -46,6 +48,18 @@ class _Head(ParallelLMHead):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.compute_logits(hidden[0])[None]
+
+
+class _Activation(nn.Module):
+    """Our activation: a row has the same bits in any batch, unlike the last ones of torch's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return ops().activation(rows, self._name).view(x.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +116,7 @@ def replace_layers(base: Any, path: str, options: BuildOptions) -> None:
     """Put our layers in place of `base`'s, where it only calls them."""
     styles, merged = _styles(base.config), merged_names(base)
     tokens = base.get_input_embeddings()
+    activations = {type(ACT2FN[theirs]): ours for theirs, ours in ACTIVATIONS.items()}
     for parent_name, parent in list(base.named_modules()):
         source = inspect.getsource(type(parent))
         for name, child in list(parent.named_children()):
@@ -111,6 +126,8 @@ def replace_layers(base: Any, path: str, options: BuildOptions) -> None:
                 continue
             if type(child) is nn.Linear:
                 parent.add_module(name, _make_linear(child, styles(own_path), at))
+            elif type(child) in activations:
+                parent.add_module(name, _Activation(activations[type(child)]))
             elif EXPERTS in merged and _is_usual(child) and own_path.endswith("mlp.experts"):
                 parent.add_module(name, _Experts(child, at))
             elif child is tokens and type(child) is nn.Embedding:
