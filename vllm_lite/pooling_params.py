@@ -51,6 +51,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"
     skip_reading_prefix_cache: bool | None = None
     late_interaction_params: Any = None
     extra_kwargs: dict[str, Any] | None = None
+    # Tokens at a prompt's beginning that a mean or maximum leaves out (not of vLLM).
+    num_uncounted_tokens: int = 0
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
 
     # A request has one result.
@@ -134,7 +136,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="pool"
         if self.task is not None and self.task not in TASKS:
             known = _REMOVED_TASKS.get(self.task, f"use one of {', '.join(TASKS)}")
             raise RequestError(f"pooling task {self.task!r:.40} is not available: {known}", "task")
-        for name, least in (("dimensions", 1), ("step_tag_id", 0)):
+        for name, least in (("dimensions", 1), ("step_tag_id", 0), ("num_uncounted_tokens", 0)):
             number = getattr(self, name)
             if number is not None and (type(number) is not int or not least <= number < 1 << 31):
                 raise RequestError(f"{name} must be a whole number from {least}", name)

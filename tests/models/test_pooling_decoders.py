@@ -35,17 +35,21 @@ RAW = PoolingParams(use_activation=False)
 
 
 def answers(
-    path: Path, task: str, params: PoolingParams = RAW, **options: Any
+    path: Path,
+    task: str,
+    params: PoolingParams = RAW,
+    given: list[list[int]] = PROMPTS,
+    **options: Any,
 ) -> list[torch.Tensor]:
-    """Those of PROMPTS, alone, in a batch and in chunks, which have the same bits."""
+    """Those of the prompts, alone, in a batch and in chunks, which have the same bits."""
     seen = []
     for schedule in SCHEDULES:
         with LLM(str(path), **COMMON, **schedule, **options) as llm:
-            prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+            prompts = [{"prompt_token_ids": ids} for ids in given]
             batch = llm.encode(prompts, params, use_tqdm=False, pooling_task=task)
             alone = [
                 llm.encode(ids, params, use_tqdm=False, pooling_task=task)[0].outputs
-                for ids in PROMPTS[:NUM_ALONE]
+                for ids in given[:NUM_ALONE]
             ]
             assert [output.outputs for output in batch[:NUM_ALONE]] == alone
             assert llm.get_stats().num_used_blocks == 0
@@ -56,8 +60,10 @@ def answers(
 
 
 @torch.inference_mode()
-def check(found: list[Tensor], want: Callable[[Tensor], Tensor]) -> None:
-    for ids, got in zip(PROMPTS, found, strict=True):
+def check(
+    found: list[Tensor], want: Callable[[Tensor], Tensor], given: list[list[int]] = PROMPTS
+) -> None:
+    for ids, got in zip(given, found, strict=True):
         torch.testing.assert_close(got, want(torch.tensor([ids])).float(), atol=1e-4, rtol=1e-4)
 
 
@@ -164,14 +170,15 @@ def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
     check(answers(path, "embed", PoolingParams()), want)
 
 
-def weighted_mean(hidden: Tensor) -> Tensor:
-    places = torch.arange(1.0, len(hidden) + 1)
+def weighted_mean(hidden: Tensor, num_before: int) -> Tensor:
+    places = torch.arange(num_before + 1.0, num_before + len(hidden) + 1)
     return places @ hidden / places.sum()
 
 
-MODES: dict[str, Callable[[Tensor], Tensor]] = {
-    "max": lambda hidden: hidden.amax(0),
-    "mean_sqrt_len_tokens": lambda hidden: hidden.sum(0) / len(hidden) ** 0.5,
+MODES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "mean": lambda hidden, _: hidden.mean(0),
+    "max": lambda hidden, _: hidden.amax(0),
+    "mean_sqrt_len_tokens": lambda hidden, _: hidden.sum(0) / len(hidden) ** 0.5,
     "weightedmean": weighted_mean,
 }
 
@@ -188,8 +195,15 @@ def test_sentence_transformers_pools_in_other_ways(
     (path / "modules.json").write_text(json.dumps(modules))
     (path / "1_Pooling").mkdir()
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
-    found = answers(path, "embed")
-    check(found, lambda ids: MODES[mode](model.base_model(ids).last_hidden_state[0]))
+    # Six tokens are more than the first chunk has.
+    for num_out in (0, 6):
+        given = [ids for ids in PROMPTS if len(ids) > num_out]
+        params = PoolingParams(use_activation=False, num_uncounted_tokens=num_out)
+
+        def want(ids: Tensor, num_out: int = num_out) -> Tensor:
+            return MODES[mode](model.base_model(ids).last_hidden_state[0, num_out:], num_out)
+
+        check(answers(path, "embed", params, given), want, given)
 
 
 # Windows whose half holds a whole prompt: transformers takes none beside a mask.

@@ -30,11 +30,12 @@ from vllm_lite.worker.step_plan import Int32s, StepPlan
 UNSOUND_VECTOR = "the model gave this request no usable answer: it is not finite"
 
 Floats = npt.NDArray[np.float32]
-# What sums of hidden states are divided by, by the number of a prompt's tokens.
-_DIVISORS: dict[str, Callable[[int], float]] = {
-    "MEAN": float,
-    "MEAN_SQRT": math.sqrt,
-    "WEIGHTED_MEAN": lambda count: count * (count + 1) / 2,
+# What sums of hidden states are divided by, by the numbers of a prompt's tokens and of the first
+# ones that are left out.
+_DIVISORS: dict[str, Callable[[int, int], float]] = {
+    "MEAN": lambda count, out: count - out,
+    "MEAN_SQRT": lambda count, out: math.sqrt(count - out),
+    "WEIGHTED_MEAN": lambda count, out: (count * (count + 1) - out * (out + 1)) / 2,
 }
 # Tokens whose logits of all words are held at a time.
 _MOST_LOGITS = 64
@@ -55,6 +56,9 @@ class _Step:
     is_last: list[bool]
     # None for a request that does not pool.
     progress: list[PoolingProgress | None]
+    # Of whole prompts, the first tokens that their rows leave out, and those of them here.
+    left_out: list[int]
+    left_out_here: list[int]
 
     @classmethod
     def of(cls, plan: StepPlan, states: RequestStates) -> _Step:
@@ -62,7 +66,12 @@ class _Step:
         lengths = states.tokens.num_prompt_tokens[plan.slots].tolist()
         is_last = [s + c == n for s, c, n in zip(starts, counts, lengths, strict=True)]
         ends, progress = list(accumulate(counts)), list(map(states.pooling.get, slots))
-        return cls(plan.request_ids, slots, starts, counts, ends, lengths, is_last, progress)
+        left_out = [0 if own is None else own.params.num_uncounted_tokens for own in progress]
+        here = [min(max(n - s, 0), c) for n, s, c in zip(left_out, starts, counts, strict=True)]
+        request_ids = plan.request_ids
+        return cls(
+            request_ids, slots, starts, counts, ends, lengths, is_last, progress, left_out, here
+        )
 
 
 @dataclass(slots=True)
@@ -215,15 +224,18 @@ class Pooler:
             if progress is not None and progress.row is not None:
                 rows[row] = progress.row
         if kind == "MAX_STATE":
-            own = hidden[: step.ends[-1]].split_with_sizes(step.counts)
-            torch.maximum(rows, torch.stack([each.amax(0) for each in own]), out=rows)
+            for row, end in enumerate(step.ends):
+                first = end - step.counts[row] + step.left_out_here[row]
+                if first < end:
+                    torch.maximum(rows[row], hidden[first:end].amax(0), out=rows[row])
         elif kind != "CLS":
             _add_states(rows, hidden, step, is_weighted=kind == "WEIGHTED_MEAN")
         for row, progress in enumerate(whose):
             if progress is not None and not step.is_last[row]:
                 progress.row = rows[row].clone()
         if (divisor := _DIVISORS.get(kind)) is not None:
-            divisors = np.array([[divisor(length)] for length in step.lengths], np.float32)
+            own = zip(step.lengths, step.left_out, strict=True)
+            divisors = np.array([[divisor(*numbers)] for numbers in own], np.float32)
             rows /= to_device(divisors, hidden.device)
         return rows
 
@@ -266,7 +278,15 @@ def _add_states(rows: Tensor, hidden: Tensor, step: _Step, *, is_weighted: bool)
         places = (firsts + np.arange(bounds[-1])).astype(np.float32)
         weights = to_device(places, hidden.device).unsqueeze(1)
         hidden = hidden[: len(places)].float() * weights
-    ops().segment_sum(hidden, to_device(bounds, hidden.device), rows)
+    if not any(step.left_out_here):
+        ops().segment_sum(hidden, to_device(bounds, hidden.device), rows)
+        return
+    # What is left out is a segment of its own before each request's.
+    firsts = bounds[:-1] + np.array(step.left_out_here, np.int32)
+    bounds = np.append(np.stack((bounds[:-1], firsts), axis=1).ravel(), bounds[-1:])
+    sums = torch.zeros_like(rows).repeat_interleave(2, dim=0)
+    sums[1::2] = rows
+    rows.copy_(ops().segment_sum(hidden, to_device(bounds, hidden.device), sums)[1::2])
 
 
 def _taken(found: Tensor, places: list[int]) -> Tensor:

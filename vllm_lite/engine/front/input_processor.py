@@ -79,6 +79,16 @@ def _check_sendable(params: Task) -> None:
     raise RequestError(f"the parameters cannot be sent to the engine: {reason}", "sampling_params")
 
 
+def _check_uncounted(num_uncounted: int, num_tokens: int, longest: int) -> None:
+    """Raise RequestError where no token is left, or only a part has the text before."""
+    if num_uncounted and not num_uncounted < num_tokens <= longest:
+        raise RequestError(
+            f"{num_uncounted} tokens before the text are left out of its vector: the prompt must "
+            f"have more, and at most {longest}, not {num_tokens}",
+            "prompt",
+        )
+
+
 def _check_salt(salt: object) -> None:
     if salt is None or (isinstance(salt, str) and 0 < len(salt) <= MAX_CACHE_SALT):
         with contextlib.suppress(UnicodeEncodeError):
@@ -148,6 +158,7 @@ class InputProcessor:
             _check_sendable(params)
             size = self.config.model.max_model_len
             parts = [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
+            _check_uncounted(params.num_uncounted_tokens, len(token_ids), size)
             return ProcessedInput(text, token_ids, params, [], salt, parts=parts)
         fitted = self._fit(params, len(token_ids))
         changed = self.process_constraint(fitted)

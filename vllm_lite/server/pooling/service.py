@@ -135,7 +135,11 @@ class CohereService:
         prefix = self._prompt(body.input_type)
         _set_truncation(body)
         with naming(name := body.texts_field, "output_dimension"):
-            params = PoolingParams(task="embed", dimensions=body.output_dimension)
+            params = PoolingParams(
+                task="embed",
+                dimensions=body.output_dimension,
+                num_uncounted_tokens=await self._num_uncounted(body, prefix),
+            )
             texts = [prefix + text for text in texts]
             prompts = await text_prompts(context, body, name, texts, special=True)
             if body.truncate == "NONE" and body.max_tokens is not None:
@@ -164,15 +168,8 @@ class CohereService:
         """The text before those of `input_type`; raises RequestError for an unknown one."""
         if input_type is None:
             return ""
-        facts = facts_of(self._context)
-        prompts = facts.prompts
+        prompts = facts_of(self._context).prompts
         for name in (input_type, *_INPUT_TYPES.get(input_type, ())):
-            if prompts.get(name) and not facts.counts_prompts:
-                raise RequestError(
-                    f"input_type {input_type} puts {prompts[name]!r:.40} before texts, and the "
-                    "model leaves it out of its vectors, which is not available; leave it out",
-                    "input_type",
-                )
             if name in prompts:
                 return prompts[name]
         if input_type not in _INPUT_TYPES:
@@ -181,6 +178,21 @@ class CohereService:
                 "input_type", f"must be one of {known}, not {input_type!r:.40}"
             )
         return ""
+
+    async def _num_uncounted(self, body: CohereEmbedRequest, prefix: str) -> int:
+        """The tokens of `prefix`, and before it, that the model leaves out of its vectors.
+
+        As sentence-transformers counts them. Raises RequestError.
+        """
+        if not prefix or facts_of(self._context).counts_prompts:
+            return 0
+        if body.truncation_side == "left":
+            raise RequestError.about(
+                "truncate", "must not be START: the model leaves the beginning out of its vectors"
+            )
+        ids = await self._context.encode(prefix, "input_type", special=True, cut=False)
+        ends = bool(ids) and ids[-1] in self._context.tokenizer.all_special_ids
+        return len(ids) - ends
 
 
 def _set_truncation(body: CohereEmbedRequest) -> None:
