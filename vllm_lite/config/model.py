@@ -66,7 +66,8 @@ class ModelConfig:
         "What the model is run for; pooling: vectors, classes and scores; auto: what its "
         "checkpoint is made for, or --convert.",
         works=("auto", "generate", "pooling"),
-        remedy="use generate for text, or pooling for vectors of prompts",
+        remedy="serve the model that it drafts for, with --speculative-config.model MODEL for the "
+        "one that drafts",
     )
     convert: Literal["auto", "none", "embed", "classify", "reward"] = option(
         "auto",

@@ -224,7 +224,7 @@ def test_retired_keys_warn(
         ({"runner": "generate", "convert": "embed"}, UsageError, "needs --runner pooling"),
         ({"pooler_config": {"logit_mean": 1.0}}, UsageError, "--pooler-config needs --runner"),
         ({"runner": "pooling", "convert": "none"}, UsageError, "--convert none"),
-        ({"runner": "draft"}, NotInBuildError, "--runner draft is not available"),
+        ({"runner": "draft"}, NotInBuildError, "--runner draft .*--speculative-config.model MODEL"),
         (
             {
                 "convert": "embed",
