@@ -428,7 +428,7 @@ def test_numbers_that_no_process_could_be_told_are_refused() -> None:
 def test_python_programs_get_the_same_answers() -> None:
     with pytest.raises(NotInBuildError, match="--enable-lora is not available in this build"):
         EngineArgs(model="demo", enable_lora=True).create_engine_config()
-    with pytest.raises(NotInBuildError, match="--runner draft .*--speculative-config.model MODEL"):
+    with pytest.raises(NotInBuildError, match=r"--speculative-config\.model MODEL"):
         EngineArgs(model="demo", task="draft").create_engine_config()
     with pytest.raises(NotInBuildError, match="--lora-modules"):
         make(ServerConfig, {"lora_modules": ["a=b"]})
