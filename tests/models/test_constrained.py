@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.models.byte_model import CONTEXT, save_byte_model
+from tests.models.test_draft_methods import Repeater
 from tests.unit.structured_output.walks import schema_cases
 from vllm_lite import LLM, RequestOutput, SamplingParams
 from vllm_lite.engine.core import constraints
@@ -389,3 +390,54 @@ def test_text_that_must_come_is_drafted_and_changes_nothing(
     assert drafted == plain
     assert nothing is None
     assert stats.num_accepted_tokens > 50
+
+
+FREE = [
+    constrained(json={"type": "array", "items": {"type": "string"}}, max_tokens=60, temperature=0),
+    constrained(1, regex="[a-z ]{10,60}", temperature=0.3, logprobs=1),
+    constrained(2, regex="[ -~]{60}", temperature=0.0),
+    constrained(3, regex="[^x]{20,50}", temperature=0.2, bad_words=["e"]),
+    constrained(4, json=OBJECT, temperature=0.5),
+    SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80}]
+)
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa", "custom_class"])
+def test_models_draft_what_a_grammar_leaves_open(
+    model: Path, tmp_path: Path, method: str, options: dict[str, Any], ahead: bool
+) -> None:
+    head = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": 1}
+    names = {"eagle": ["EagleLlamaForCausalLM"], "medusa": ["MedusaModel"]}.get(method)
+    (tmp_path / "config.json").write_text(json.dumps(head | {"architectures": names}))
+    named = {"draft_model": str(model), "custom_class": f"{Repeater.__module__}.Repeater"}
+    drafts = {
+        "method": method,
+        "model": named.get(method, str(tmp_path)),
+        "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": [[1, 64, 3]],
+    }
+    if method in ("eagle", "medusa"):
+        drafts["draft_load_config"] = {"load_format": "dummy"}
+
+    def told(**more: Any) -> tuple[list[Any], Any]:
+        with start(model, per_request_spec_decode_metrics="summary", **options, **more) as llm:
+            outputs = [llm.generate(["ab"] * len(FREE), FREE, use_tqdm=False) for _ in range(2)]
+        choices = [o.outputs[0] for some in outputs for o in some]
+        counted = [c.spec_decode_metrics.to_dict() for c in choices]
+        return [(c.token_ids, c.finish_reason, c.logprobs) for c in choices], counted
+
+    plain, without = told()
+    drafted, counted = told(speculative_config=drafts, async_scheduling=ahead)
+    assert drafted == plain
+    # The grammar dictates little of these, and of none that has bans.
+    counts = [sum(one["num_draft_tokens"] for one in some[:3]) for some in (counted, without)]
+    assert counts[0] > counts[1] + 20
+    assert counted[3]["num_draft_tokens"] == 0
+    if method == "draft_model":
+        # It is the model itself, which is wrong only where the grammar is against it.
+        for one in (counted[0], counted[2]):
+            assert one["num_accepted_draft_tokens"] == one["num_draft_tokens"] > 10

@@ -20,6 +20,9 @@ class Drafting:
         self._most = config.num_drafts
         self._lengths = make_lengths(config)
         self._num_steps = 0
+        # Drafts that constrained requests were given by a model, before the grammar cut them.
+        self._asks_workers = self._most > 0 and not config.reads_texts
+        self._asked: dict[str, int] = {}
         # Totals; None before anything was drafted without the option.
         self.stats = SpecDecodingStats() if self._most else None
 
@@ -33,14 +36,28 @@ class Drafting:
         most = min(most, len(request.drafts) or self._most)
         if most <= 0:
             return 0
+        if (asked := self._asked.pop(request.request_id, 0)) > 0:
+            if not request.drafts:  # the grammar forbids the first
+                self._lengths.observe(request.request_id, asked, 0)
+            return request.num_drafts(min(most, asked))
         most = request.num_drafts(most)
         return self._lengths.choose(request.request_id, request.num_output_tokens, most)
 
     def hand_over(self, requests: list[Request], step: SchedulerOutput) -> None:
-        """Enter the drafts that constraints gave to `requests` in their step."""
+        """Enter the drafts that constraints gave to `requests` in their step, and ask for others.
+
+        The workers cannot draft for a constrained request in the step itself: its masks are made
+        before.
+        """
         for request in requests:
-            if request.drafts and (count := step.num_verified[request.request_id] - 1) > 0:
-                step.drafts[request.request_id] = list(request.drafts[:count])
+            request_id = request.request_id
+            num_verified = step.num_verified[request_id]
+            if request.drafts and num_verified > 1:
+                step.drafts[request_id] = list(request.drafts[: num_verified - 1])
+            if self._asks_workers and num_verified and not request.can_run_ahead:
+                count = self._lengths.choose(request_id, request.num_output_tokens, self._most)
+                if count:
+                    step.wanted_drafts[request_id] = count
 
     def observe(
         self, request: Request, num_verified: int, output: ModelRunnerOutput, num_sampled: int
@@ -49,6 +66,9 @@ class Drafting:
 
         Returns how many it had and how many came true, if it had any.
         """
+        if not request.can_run_ahead:
+            request.drafts = output.drafts.get(request.request_id, ())
+            self._asked[request.request_id] = len(request.drafts)
         if num_verified <= 1:
             return None
         num_drafts, accepted = output.num_draft_tokens.get(request.request_id, 0), num_sampled - 1
@@ -61,10 +81,12 @@ class Drafting:
 
     def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
         """Learn from the time that a step took."""
-        if not step.num_prompt_tokens:
-            num_drafts = sum(output.num_draft_tokens.values())
+        num_drafts = sum(output.num_draft_tokens.values())
+        # The time of drafts for the next step is no part of a step without any.
+        if not step.num_prompt_tokens and (num_drafts or not output.drafts):
             self._lengths.learn(len(step.num_scheduled_tokens), num_drafts, seconds)
 
     def forget(self, request: Request) -> None:
         """Drop what is known of a request that ended."""
         self._lengths.forget(request.request_id)
+        self._asked.pop(request.request_id, None)

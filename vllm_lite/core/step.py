@@ -160,6 +160,8 @@ class SchedulerOutput:
     states: dict[str, StateSlots] = field(default_factory=dict)
     # Drafts that the core itself has, of requests with constraints.
     drafts: dict[str, list[int]] = field(default_factory=dict)
+    # How many drafts of such requests the answer should have, for the core to cut.
+    wanted_drafts: dict[str, int] = field(default_factory=dict)
     # Set after scheduling.
     token_masks: TokenMasks | None = None
 
@@ -200,6 +202,8 @@ class ModelRunnerOutput:
     logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     # request id -> drafts that were verified, for the requests that had any.
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
+    # request id -> what may follow its tokens, where that is wanted and there is anything.
+    drafts: dict[str, list[int]] = field(default_factory=dict)
     # request id -> positions computed in this step (prompt position p+1 for computed p).
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     # request id -> `EngineCoreOutput.pooled`, for prompts that are computed.

@@ -73,6 +73,10 @@ class BlockTables:
             self._write(group, slot, end, ids)
         self._num_blocks[slot] = end + (len(block_ids[0]) if block_ids else 0)
 
+    def capacity(self, slots: Int64s) -> Int64s:
+        """Tokens that the blocks of `slots` [R] hold."""
+        return np.array([self._num_blocks[slot] for slot in slots], np.int64) * self.block_size
+
     def gather(self, slots: Int64s, num_tokens: int) -> Int32s:
         """Rows of `slots` [R], wide enough for `num_tokens` tokens each; [G, R, M], a copy."""
         # Unlike an index, take() lays out each group densely.

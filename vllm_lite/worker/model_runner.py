@@ -27,6 +27,7 @@ from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask, masked_rows
 from vllm_lite.spec_decode.acceptance import SyntheticAcceptance, make_acceptance
 from vllm_lite.worker.batch import Forward, StepInputs
+from vllm_lite.worker.draft_ahead import draft_ahead
 from vllm_lite.worker.drafts import StepDrafter
 from vllm_lite.worker.pooling import Pooler
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
@@ -88,11 +89,13 @@ class ModelRunner:
             choice = self._choose(hidden, plan, step.token_masks)
             self._inputs.append(batch, choice.token_ids)
             answer = _Answer(plan, choice, output, self._requests, self._unread, self._synthetic)
-        looks_on = self._drafter is not None and self._drafter.observes
-        if looks_on or not self._inputs.runs_ahead:
+        drafter, wanted = self._drafter, step.wanted_drafts
+        if wanted or not self._inputs.runs_ahead or (drafter is not None and drafter.observes):
             answer.get()
-        if self._drafter is not None and looks_on:
-            self._drafter.observe(every, plan)
+        if drafter is not None and drafter.observes:
+            drafter.observe(every, plan)
+        if drafter is not None and wanted:
+            output.drafts = draft_ahead(drafter, self._requests, plan, wanted)
         return answer
 
     def _update_requests(self, step: SchedulerOutput) -> None:

@@ -140,16 +140,12 @@ class RequestStates:
             self.tables.append_row(slot, block_ids, int(self.num_computed_tokens[slot]))
 
     def output_of(self, request_id: str, num_unread: int) -> tuple[Int32s, str]:
-        """A request's output tokens [L] and its scope; none where it is unknown.
-
-        `num_unread`: steps whose answer is not in the table yet.
-        """
+        """A request's output tokens [L], but of so many unread answers, and its scope, if known."""
         slot = self._slots.get(request_id)
         if slot is None:
             return np.empty(0, np.int32), ""
-        start = self.tokens.num_prompt_tokens[slot]
-        end = self.num_computed_tokens[slot] + 1 - num_unread
-        return self.tokens.token_ids[slot, start:end], self.scopes[slot]
+        start, end = self.tokens.num_prompt_tokens[slot], self.num_computed_tokens[slot] + 1
+        return self.tokens.token_ids[slot, start : end - num_unread], self.scopes[slot]
 
     def remove(self, request_id: str) -> int | None:
         """Free a request's slot and return it; None for an unknown request."""

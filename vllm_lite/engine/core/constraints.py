@@ -245,7 +245,10 @@ class Constraints:
             return
         for request_id, sequence in self._sequences.items():
             request = requests.get(request_id)
-            if request is None or request_id in self._bans:
+            if request is None:
+                continue
+            if request_id in self._bans:
+                request.drafts = ()
                 continue
             try:
                 request.drafts = self._drafts(request, sequence)
@@ -254,12 +257,14 @@ class Constraints:
 
     def _drafts(self, request: Request, sequence: ConstrainedSequence) -> Sequence[int]:
         forced = self._forced.propose(request, sequence, self._pool.facts.vocabulary)
-        if forced or self._drafter is None:
+        if forced:
             return forced
-        known = np.array(request.token_ids, np.int32)
-        most = self._config.speculative.num_drafts
-        drafts: list[int] = self._drafter.propose(known, most, "").tolist()
-        return drafts[: sequence.num_allowed(drafts)]
+        drafts = list(request.drafts)  # a model's, which came with the last token
+        if self._drafter is not None:
+            known = np.array(request.token_ids, np.int32)
+            most = self._config.speculative.num_drafts
+            drafts = self._drafter.propose(known, most, "").tolist()
+        return drafts[: sequence.num_allowed(drafts)] if drafts else drafts
 
     def masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> TokenMasks | None:
         """The token masks of sequences that sample in `step`; None where none is constrained."""
