@@ -103,6 +103,8 @@ EFFECTS = {
     "--otlp-traces-endpoint": "tests/unit/metrics/test_tracing.py::test_spans_reach_a_collector",
     # ModelConfig
     "--model": _FETCHED,
+    "--io-processor-plugin": "tests/server/test_io_processor.py::"
+    "test_a_plugin_makes_prompts_and_the_reply",
     "--tokenizer": "tests/unit/tokenizer/test_hf_tokenizer.py::"
     "test_the_tokenizer_option_overrules_the_model",
     "--tokenizer-mode": "tests/unit/tokenizer/test_mistral.py::"

@@ -21,6 +21,7 @@ from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.engine.front.input_processor import ProcessedInput
 from vllm_lite.engine.front.sync_llm import LLMEngine
 from vllm_lite.errors import EngineGenerateError
+from vllm_lite.io_processor import load_io_processor
 from vllm_lite.llm_pooling import PoolingCalls, as_prompts, one_each
 from vllm_lite.metrics.exposition import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
@@ -58,6 +59,12 @@ class LLM(PoolingCalls):
         self._chat_template = load_chat_template(chat_template)
         multiprocess = False if disable_frontend_multiprocessing else None
         self.llm_engine = LLMEngine.from_vllm_config(config, multiprocess=multiprocess)
+        try:
+            tokenizer = None if config.model.skip_tokenizer_init else self.llm_engine.tokenizer
+            self._io_processor = load_io_processor(config, tokenizer)
+        except BaseException:
+            self.llm_engine.shutdown()
+            raise
         self._num_requests = 0
 
     def generate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.engine.front.input_processor import ProcessedInput
 from vllm_lite.engine.front.sync_llm import LLMEngine
 from vllm_lite.errors import EngineGenerateError, RequestError
+from vllm_lite.io_processor import IOProcessor
 from vllm_lite.log import init_logger
 from vllm_lite.outputs import (
     AnyOutput,
@@ -45,6 +46,7 @@ class PoolingCalls(ABC):
 
     llm_engine: LLMEngine
     _chat_template: str | None
+    _io_processor: IOProcessor[Any, Any] | None
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -68,9 +70,13 @@ class PoolingCalls(ABC):
 
         Tasks are those of the model, the first unless the parameters or `pooling_task` name one:
         a vector or classes of the prompt ("embed", "classify"), or of its tokens ("token_embed",
-        "token_classify"). Raises RequestError before anything runs, and EngineGenerateError where
-        a request fails in the engine.
+        "token_classify"). A dict with `data` is for the plugin of `io_processor_plugin`, whose
+        reply is the output of the one answer. Raises RequestError before anything runs, and
+        EngineGenerateError where a request fails in the engine.
         """
+        if isinstance(prompts, dict) and "data" in prompts:
+            data = cast("dict[str, Any]", prompts)["data"]
+            return [self._processed(data, pooling_params, use_tqdm)]
         listed = as_prompts(prompts)
         params = pooling_params or PoolingParams()
         if isinstance(params, PoolingParams):
@@ -87,6 +93,22 @@ class PoolingCalls(ABC):
             if output.error is not None:
                 raise EngineGenerateError(f"Request {output.request_id} failed: {output.error}")
         return outputs
+
+    def _processed(
+        self,
+        data: object,
+        params: PoolingParams | Sequence[PoolingParams] | None,
+        use_tqdm: bool,
+    ) -> PoolingRequestOutput[Any]:
+        """The plugin's reply to `data`."""
+        processor = self._io_processor
+        if processor is None:
+            raise RequestError("data needs io_processor_plugin, the name of a plugin", "data")
+        prompts = as_prompts(processor.pre_process(processor.parse_data(data)))
+        given = params if isinstance(params, PoolingParams) else None
+        found = self.encode(prompts, processor.merge_pooling_params(given), use_tqdm=use_tqdm)
+        cached = sum(output.num_cached_tokens or 0 for output in found)
+        return PoolingRequestOutput("", processor.post_process(found), [], cached, True)
 
     def embed(
         self,

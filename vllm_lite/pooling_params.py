@@ -16,7 +16,7 @@ from vllm_lite.sampling_params import RequestOutputKind
 _REMOVED_TASKS = {
     "score": "use classify",
     "encode": "use token_embed or token_classify",
-    "plugin": "there are no plugins",
+    "plugin": "use a task of the model's, also in a plugin",
 }
 _FLAGS = ("use_activation", "normalize", "skip_reading_prefix_cache", "requires_token_ids")
 _OF_VECTORS = ("embed", "token_embed", BOTH)

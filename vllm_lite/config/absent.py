@@ -19,7 +19,6 @@ from vllm_lite.config.values import Json
 _TABLE = """
 [engine ModelConfig]
 code_revision:str? | leave it out: code from a model repository is never run
-io_processor_plugin:str? | leave it out: there are no plugins
 allowed_local_media_path:str allowed_media_domains:list? | leave it out: models take text only
 enable_prompt_embeds | send text or token ids
 logits_processors:list? | use logit_bias, bad_words or allowed_token_ids of a request

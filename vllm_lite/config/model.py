@@ -180,6 +180,12 @@ class ModelConfig:
         "back until it wakes. At level 2 the weights' too, which are then read again. CPU only.",
     )
 
+    io_processor_plugin: str | None = option(
+        None,
+        "Installed plugin that makes prompts of the data of /pooling, and replies of their "
+        "answers.",
+    )
+
     def __post_init__(self) -> None:
         if why := _TOKENIZER_MODES.get(self.tokenizer_mode):
             raise UsageError(

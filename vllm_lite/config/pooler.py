@@ -48,7 +48,7 @@ class PoolerConfig:
         "Task of requests that name none.",
         choices=(*TASKS, "plugin"),
         works=(None, *TASKS),
-        remedy="there are no plugins: use another task",
+        remedy="what a plugin sends has a task of the model's",
     )
     pooling_type: Literal["CLS", "LAST", "MEAN", "ALL", "STEP"] | None = option(
         None, "seq_pooling_type or tok_pooling_type, whichever has such a value."

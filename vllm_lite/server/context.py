@@ -30,6 +30,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.core.step import Task
 from vllm_lite.engine.client import EngineClient
 from vllm_lite.errors import NotFoundError, RequestError, UnavailableError, UsageError
+from vllm_lite.io_processor import load_io_processor
 from vllm_lite.log import init_logger
 from vllm_lite.metrics.exposition import families, to_wire
 from vllm_lite.metrics.front_end import FrontEndMetrics, RequestType
@@ -197,7 +198,7 @@ class ServingContext:
     """The engine behind the routes and what is known of it from the start."""
 
     def __init__(self, client: EngineClient, server_config: ServerConfig) -> None:
-        """Raises UsageError where --chat-template or a parser cannot be used."""
+        """Raises UsageError where --chat-template, a parser or a plugin cannot be used."""
         self.client = client
         self.server_config = server_config
         log_stacks(is_wanted=server_config.log_error_stack)
@@ -228,6 +229,7 @@ class ServingContext:
                 "--chat-template has no effect with --tokenizer-mode mistral, whose package writes "
                 "chats; leave it out, or use --tokenizer-mode hf"
             )
+        self.io_processor = load_io_processor(client.config, self.maybe_tokenizer)
         self._templates = TemplatePool()
 
     def start(self) -> None:

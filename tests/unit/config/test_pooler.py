@@ -257,7 +257,7 @@ def test_runners_and_conversions_that_do_not_fit_are_refused(
         ({"pooling_type": "STEP", "returned_token_ids": [2]}, "has 2 classes"),
         ({"pooling_type": "STEP", "step_tag_id": 10**6}, "none of the model's"),
         ({"task": "embed"}, "answers classify, token_classify"),
-        ({"task": "plugin"}, "there are no plugins"),
+        ({"task": "plugin"}, "a task of the model's"),
         ({"pooling": "MEAN"}, "no key 'pooling'"),
     ],
 )

@@ -139,10 +139,22 @@ class EmbeddingRequest(VectorBody):
 class PoolingRequest(VectorBody):
     """POST /pooling."""
 
-    LATER: ClassVar[Mapping[str, str]] = {"data": "a plugin for inputs and outputs"}
-
     task: str | None = None
     """One of the model's tasks; without it, its first."""
+    data: Annotated[object, WithJsonSchema({})] = None
+    """In place of input: what the plugin of --io-processor-plugin reads."""
+
+    @property
+    def texts_field(self) -> str:
+        return super().texts_field if self.data is None else "data"
+
+    def check(self) -> None:
+        if self.data is None:
+            super().check()
+            return
+        PoolingBody.check(self)
+        if self.input is not None or self.messages is not None:
+            raise RequestError("The body needs data or input, not both", "data")
 
 
 class ClassifyRequest(InputBody):

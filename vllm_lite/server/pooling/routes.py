@@ -130,12 +130,12 @@ class Invocations:
         """Answer as the route that has such a body."""
         raw = await read_json(request)
         fields = raw.keys()
-        kind = "pooling" if "task" in fields else "input"
+        kind = "pooling" if fields & {"task", "data"} else "input"
         if {"query", "documents"} <= fields:
             kind = "rerank"
         elif any(set(names) <= fields for names in ScoreRequest.NAMES):
             kind = "score"
-        elif not fields & {"input", "messages"}:
+        elif not fields & {"input", "messages", "data"}:
             raise RequestError(
                 "The body has neither input or messages, nor query and documents, nor text_1 and "
                 "text_2"

@@ -18,7 +18,7 @@ from vllm_lite.engine.client import PromptDict
 from vllm_lite.errors import RequestError, UnavailableError
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.server.context import ServingContext
-from vllm_lite.server.generation import Vector
+from vllm_lite.server.generation import Generation, Vector
 from vllm_lite.server.pooling.protocol import PoolingBody
 
 Vectors = NDArray[np.float32]
@@ -86,17 +86,33 @@ async def pool(
     params: PoolingParams | Sequence[PoolingParams],
 ) -> Pooled:
     """Run the prompts to their end, unless the client leaves; raises what the engine raises."""
-    each = [params] * len(prompts) if isinstance(params, PoolingParams) else list(params)
-    facts = facts_of(context)
-    _check_size(facts, prompts, each[0])
-    context.log_request(request_id, prompts[0].get("prompt"), each[0])
-    generation = await context.generations.encode(
-        list(prompts), each, request_id, priority=body.priority, cache_salt=body.cache_salt
-    )
+    generation = await started(context, body, request_id, prompts, params)
     outputs = await generation.finish(request.receive, generation.last_outputs())
     vectors = [_vector(output) for output in outputs]
     lengths = [len(output.prompt_token_ids) for output in outputs]
     return Pooled(request_id, vectors, sum(lengths))
+
+
+async def started(
+    context: ServingContext,
+    body: PoolingBody,
+    request_id: str,
+    prompts: Sequence[PromptDict],
+    params: PoolingParams | Sequence[PoolingParams],
+) -> Generation[Vector]:
+    """The prompts in the engine, for a caller that closes it; raises what the engine raises."""
+    each = [params] * len(prompts) if isinstance(params, PoolingParams) else list(params)
+    _check_size(facts_of(context), prompts, each[0])
+    context.log_request(request_id, prompts[0].get("prompt"), each[0])
+    return await context.generations.encode(
+        list(prompts), each, request_id, priority=body.priority, cache_salt=body.cache_salt
+    )
+
+
+def check_answered(output: Vector) -> None:
+    """Raise UnavailableError for an output that was aborted."""
+    if output.error is not None:
+        raise UnavailableError("The request was aborted before it was answered; send it again")
 
 
 def _check_size(facts: PoolingFacts, prompts: Sequence[PromptDict], params: PoolingParams) -> None:
@@ -122,7 +138,6 @@ def _num_answers(facts: PoolingFacts, token_ids: list[int]) -> int:
 
 def _vector(output: Vector) -> Vectors:
     """The numbers of an output; raises UnavailableError where it was aborted."""
-    if output.error is not None:
-        raise UnavailableError("The request was aborted before it was answered; send it again")
+    check_answered(output)
     vector: Vectors = output.outputs.as_array()
     return vector

@@ -18,6 +18,7 @@ from vllm_lite.server.body import read_json
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.pooling.encoding import as_base64, as_bytes, packed_bits
 from vllm_lite.server.pooling.inputs import prompts_of, text_prompts
+from vllm_lite.server.pooling.processed import processed
 from vllm_lite.server.pooling.protocol import (
     ClassifyRequest,
     CohereEmbedRequest,
@@ -64,6 +65,8 @@ class VectorService:
     async def pooling(self, raw: dict[str, object], request: Request) -> Response:
         """The same for `request`'s body, already read."""
         body = read(PoolingRequest, raw)
+        if body.data is not None:
+            return await processed(self._context, body, request)
         facts = facts_of(self._context)
         if body.task is not None and body.task not in facts.tasks:
             raise RequestError.about(
