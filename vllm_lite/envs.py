@@ -130,7 +130,7 @@ IDLE = {
     "VLLM_PORT": "the processes of a server talk over unix sockets",
     "VLLM_USE_MODELSCOPE": "models come from disk or from the Hugging Face hub",
     "VLLM_WORKER_MULTIPROC_METHOD": "the engine core is always a new process, never a fork",
-    "VLLM_PLUGINS": "there are no plugins to load",
+    "VLLM_PLUGINS": "of plugins only the one that --io-processor-plugin names is loaded",
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is compiled",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "there are no adapters",
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "a server whose engine is dead ends",
