@@ -54,7 +54,8 @@ class TestResume:
         self, source: Path, output: Path, journal: Path, tmp_path: Path
     ) -> None:
         num_done = journal.read_bytes().count(b"\n") - 1
-        assert 400 < num_done < 1500
+        # No more than the engine was given, and lines that are broken, however far it read ahead.
+        assert 400 < num_done <= 1000 + 1500 // 100
         client = run(source, output, resume=True)
         assert len(client.seen) < 1500 - num_done + 15
         assert not journal.exists()
