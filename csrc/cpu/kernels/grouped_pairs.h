@@ -34,8 +34,8 @@ struct BriefWeight {
   BriefWeight& operator=(const BriefWeight&) = delete;
 };
 
-// How far apart the two inputs of a pair are: a word of codes holds inputs of each of
-// its halves; elsewhere they are neighbours.
+// How far apart the two inputs of a pair are: each half of a word of codes holds one of them;
+// elsewhere they are neighbours.
 template <class Codes>
 inline constexpr int kPairDistance = 1;
 template <>
@@ -50,6 +50,11 @@ static inline int pair_distance(const GroupedWeight& w) {
                                    : 1;
 }
 
+// Where a row's pairs begin, behind its floats.
+static inline int64_t pairs_of_row(const GroupedWeight& w) {
+  return wide_row_floats(w) - padded_inputs(w) / 2;
+}
+
 // Adds the pairs of its inputs to a row of float32, which are bfloat16's.
 static inline void pair_row(const GroupedWeight& w, float* row) {
   const int distance = pair_distance(w);
@@ -59,18 +64,13 @@ static inline void pair_row(const GroupedWeight& w, float* row) {
                                       i % (2 * distance) / 2);
   }
   const __m512i order = _mm512_load_si512(places);
-  uint16_t* to = reinterpret_cast<uint16_t*>(row + wide_row_floats(w) - padded_inputs(w) / 2);
+  uint16_t* to = reinterpret_cast<uint16_t*>(row + pairs_of_row(w));
   for (int64_t i = 0; i < padded_inputs(w); i += kUnit) {
     alignas(64) const HalfVec halves[2] = {
         narrow(bit_cast<BitsVec>(load(row + i)) >> 16),
         narrow(bit_cast<BitsVec>(load(row + i + kLanes)) >> 16)};
     _mm512_storeu_si512(to + i, _mm512_permutexvar_epi16(order, _mm512_load_si512(halves)));
   }
-}
-
-// Where a row's pairs begin, behind its floats.
-static inline int64_t pairs_of_row(const GroupedWeight& w) {
-  return wide_row_floats(w) - padded_inputs(w) / 2;
 }
 
 // A reader makes pairs of a unit for one vector of outputs.
