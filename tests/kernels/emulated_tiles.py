@@ -58,6 +58,8 @@ FLAGS = {
     "avx512_bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+# The last fields of a call that may be left out, at most: bindings.cpp, `define`.
+MOST_LEFT_OUT = 3
 COMPILERS = ("g++", "c++", "clang++")
 
 
@@ -117,7 +119,9 @@ class EmulatedTiles:
     def _run(self, name: str, *fields: Any) -> int:
         function = self._library[f"vllm_lite_{name}"]
         function.restype = ctypes.c_int64
-        return int(function((ctypes.c_int64 * len(fields))(*map(_in_one_word, fields))))
+        # Fields that may be left out are zero, as where _cpu is called.
+        words = (ctypes.c_int64 * (len(fields) + MOST_LEFT_OUT))(*map(_in_one_word, fields))
+        return int(function(words))
 
 
 def _in_one_word(field: Any) -> int:
