@@ -69,13 +69,16 @@ lint: $(VENV)/.dev ## ruff: rules and format
 types: $(VENV)/.dev ## mypy --strict
 	$(BIN)/mypy
 
+# By two workers; one that crashes is not replaced, after which the run could wait for it for ever.
+BY_TWO := -n 2 --dist loadscope --max-worker-restart 0
+
 # What starts servers and times them goes alone, the rest by two workers.
 unit: $(VENV)/.dev ## pytest, without the slow tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e -m 'not slow and not families'
+	$(BIN)/python -m pytest $(BY_TWO) --ignore tests/e2e -m 'not slow and not families'
 	$(BIN)/python -m pytest tests/e2e -m 'not slow and not families'
 
 slow: $(VENV)/.dev ## pytest, the slow tests
-	$(BIN)/python -m pytest -n 2 --dist loadscope --ignore tests/e2e -m slow
+	$(BIN)/python -m pytest $(BY_TWO) --ignore tests/e2e -m slow
 	$(BIN)/python -m pytest tests/e2e -m slow
 
 test-families: $(VENV)/.dev ## every model family under every schedule; writes docs/models_tested.md
