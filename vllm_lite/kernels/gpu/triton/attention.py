@@ -36,6 +36,104 @@ _KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
 
 
 @triton.jit
+def _over_keys(
+    acc,
+    largest,
+    total,
+    begin,
+    end,
+    query,
+    positions,
+    is_row,
+    slopes,
+    table,
+    key_cache_ptr,
+    value_cache_ptr,
+    key_block_stride,
+    value_block_stride,
+    kv_head,
+    scale_log2,
+    soft_cap,
+    window,
+    BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    ROW_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
+    IS_EDGE: tl.constexpr,
+):
+    """Attend to keys from begin to end; unless IS_EDGE all of them are visible, in whole tiles."""
+    columns = tl.arange(0, BLOCK_D)
+    IS_BENT: tl.constexpr = HAS_SOFT_CAP or HAS_ALIBI or ROW_SIZE > HEAD_SIZE
+    for first_key in range(begin, end, BLOCK_N):
+        keys = first_key + tl.arange(0, BLOCK_N)
+        is_key = (keys < end) if IS_EDGE else tl.full([BLOCK_N], True, tl.int1)
+        block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        # Within a block: kv_head, then offset, then column.
+        slot = kv_head * BLOCK_SIZE + keys % BLOCK_SIZE
+        inner = slot * ROW_SIZE
+        key_ptrs = key_cache_ptr + (block * key_block_stride + inner)[None, :] + columns[:, None]
+        if IS_EDGE or HEAD_SIZE < BLOCK_D:
+            key_mask = is_key[None, :] & (columns < HEAD_SIZE)[:, None]
+            key = tl.load(key_ptrs, mask=key_mask, other=0)
+        else:
+            key = tl.load(key_ptrs)
+        if FORMAT > 0:
+            key = decode(key, FORMAT)
+        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee")
+        # Of scores and their powers of 2: one multiplication serves both where nothing bends them.
+        factor = scale_log2
+        if IS_BENT:
+            scores *= scale_log2
+            factor = 1.0
+        if ROW_SIZE > HEAD_SIZE:
+            key_rows = key_cache_ptr + block * key_block_stride + inner
+            scores *= load_scales(key_rows, is_key, HEAD_SIZE)[None, :]
+        if HAS_SOFT_CAP:
+            # tanh by exp2, which every target has; soft_cap is in base 2 too.
+            bent = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E) / soft_cap)
+            bent = soft_cap * (1.0 - bent) / (1.0 + bent)
+            scores = tl.where(scores < 0, -bent, bent)
+        if HAS_ALIBI:
+            distance = (keys[None, :] - positions[:, None]).to(tl.float32)
+            scores += slopes[:, None] * distance
+        if IS_EDGE:
+            visible = is_row[:, None] & is_key[None, :] & (keys[None, :] <= positions[:, None])
+            if HAS_WINDOW == "chunk":
+                visible = visible & (keys[None, :] >= positions[:, None] // window * window)
+            elif HAS_WINDOW:
+                visible = visible & (positions[:, None] - keys[None, :] < window)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, axis=1) * factor)
+        # A row that has seen no key yet: any finite number keeps its weights 0, not NaN.
+        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+        weights = tl.exp2(scores * factor - shift[:, None])
+        keep = tl.exp2(largest - shift)
+        total = total * keep + tl.sum(weights, axis=1)
+        value_rows = block * value_block_stride + slot * (ROW_SIZE - HEAD_SIZE + VALUE_SIZE)
+        value_ptrs = value_cache_ptr + value_rows[:, None] + columns[None, :]
+        if IS_EDGE or VALUE_SIZE < BLOCK_D:
+            value_mask = is_key[:, None] & (columns < VALUE_SIZE)[None, :]
+            value = tl.load(value_ptrs, mask=value_mask, other=0)
+        else:
+            value = tl.load(value_ptrs)
+        if ROW_SIZE > HEAD_SIZE:
+            weights *= load_scales(value_cache_ptr + value_rows, is_key, VALUE_SIZE)[None, :]
+        acc = acc * keep[:, None]
+        if FORMAT > 0:
+            value = decode(value, FORMAT)
+        value = value.to(query.dtype)
+        acc = tl.dot(weights.to(query.dtype), value, acc, input_precision="ieee")
+        largest = new_largest
+    return acc, largest, total
+
+
+@triton.jit
 def paged_attention_kernel(
     out_ptr,
     partial_ptr,
@@ -74,7 +172,8 @@ def paged_attention_kernel(
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
 ):
-    tile = tl.program_id(0)
+    # Prompts' last tiles have the most keys, and begin first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0) if BLOCK_Q > 1 else tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     request = find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q)
@@ -82,6 +181,12 @@ def paged_attention_kernel(
     query_len = tl.load(query_start_loc_ptr + request + 1) - start
     first_query = (tile - first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
     if first_query >= query_len:
+        if BLOCK_Q == 1 and not IS_SPLIT:
+            # A token of no request gets zeros; of prompts' tokens, `out` was filled before.
+            columns = tl.arange(0, BLOCK_D)[None, :]
+            group = tl.arange(0, BLOCK_M)[:, None]
+            place = (tile.to(tl.int64) * num_heads + kv_head * GROUP + group) * VALUE_SIZE
+            tl.store(out_ptr + place + columns, 0.0, mask=(group < GROUP) & (columns < VALUE_SIZE))
         return
     seq_len = tl.load(seq_lens_ptr + request)
     context = seq_len - query_len
@@ -127,60 +232,47 @@ def paged_attention_kernel(
         sinks = tl.load(sinks_ptr + heads, mask=is_sunk, other=float("-inf"))
         largest = sinks.to(tl.float32) * _LOG2_E
         total = tl.where(largest == float("-inf"), 0.0, 1.0)
+    slopes = largest
     if HAS_ALIBI:
         slopes = tl.load(alibi_slopes_ptr + heads, mask=is_row, other=0.0) * _LOG2_E
     table = block_table_ptr + request.to(tl.int64) * table_stride
-    for first_key in range(begin, end, BLOCK_N):
-        keys = first_key + tl.arange(0, BLOCK_N)
-        is_key = keys < end
-        block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        # Within a block: kv_head, then offset, then column.
-        slot = kv_head * BLOCK_SIZE + keys % BLOCK_SIZE
-        inner = slot * ROW_SIZE
-        key = tl.load(
-            key_cache_ptr + (block * key_block_stride + inner)[None, :] + columns[:, None],
-            mask=is_key[None, :] & is_column[:, None],
-            other=0,
+    # Whole tiles that every query sees come first, without masks; then the others.
+    middle = begin
+    if not HAS_WINDOW:
+        seen = (context + first_query + 1) // BLOCK_N * BLOCK_N
+        middle = tl.maximum(begin, tl.minimum(seen, end // BLOCK_N * BLOCK_N))
+    for edge in tl.static_range(2):
+        acc, largest, total = _over_keys(
+            acc,
+            largest,
+            total,
+            middle if edge else begin,
+            end if edge else middle,
+            query,
+            positions,
+            is_row,
+            slopes,
+            table,
+            key_cache_ptr,
+            value_cache_ptr,
+            key_block_stride,
+            value_block_stride,
+            kv_head,
+            scale_log2,
+            soft_cap,
+            window,
+            BLOCK_N,
+            BLOCK_SIZE,
+            HEAD_SIZE,
+            VALUE_SIZE,
+            ROW_SIZE,
+            BLOCK_D,
+            FORMAT,
+            HAS_WINDOW,
+            HAS_SOFT_CAP,
+            HAS_ALIBI,
+            IS_EDGE=edge == 1,
         )
-        if FORMAT > 0:
-            key = decode(key, FORMAT)
-        scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * scale_log2
-        if ROW_SIZE > HEAD_SIZE:
-            key_rows = key_cache_ptr + block * key_block_stride + inner
-            scores *= load_scales(key_rows, is_key, HEAD_SIZE)[None, :]
-        if HAS_SOFT_CAP:
-            # tanh by exp2, which every target has; soft_cap is in base 2 too.
-            bent = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2_E) / soft_cap)
-            bent = soft_cap * (1.0 - bent) / (1.0 + bent)
-            scores = tl.where(scores < 0, -bent, bent)
-        if HAS_ALIBI:
-            distance = (keys[None, :] - positions[:, None]).to(tl.float32)
-            scores += slopes[:, None] * distance
-        visible = is_row[:, None] & is_key[None, :] & (keys[None, :] <= positions[:, None])
-        if HAS_WINDOW == "chunk":
-            visible = visible & (keys[None, :] >= positions[:, None] // window * window)
-        elif HAS_WINDOW:
-            visible = visible & (positions[:, None] - keys[None, :] < window)
-        scores = tl.where(visible, scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, axis=1))
-        # A row that has seen no key yet: any finite number keeps its weights 0, not NaN.
-        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - shift[:, None])
-        keep = tl.exp2(largest - shift)
-        total = total * keep + tl.sum(weights, axis=1)
-        value_rows = block * value_block_stride + slot * (ROW_SIZE - HEAD_SIZE + VALUE_SIZE)
-        value = tl.load(
-            value_cache_ptr + value_rows[:, None] + columns[None, :],
-            mask=is_key[:, None] & is_value_column[None, :],
-            other=0,
-        )
-        if ROW_SIZE > HEAD_SIZE:
-            weights *= load_scales(value_cache_ptr + value_rows, is_key, VALUE_SIZE)[None, :]
-        acc = acc * keep[:, None]
-        if FORMAT > 0:
-            value = decode(value, FORMAT)
-        acc += tl.dot(weights.to(query.dtype), value.to(query.dtype), input_precision="ieee")
-        largest = new_largest
 
     out_mask = is_row[:, None] & is_value_column[None, :]
     if IS_SPLIT:
@@ -236,7 +328,7 @@ def choose_tiling(
         block_m=block_m,
         block_n=tile.keys,
         block_d=block_d,
-        num_warps=max(tile.num_warps, 8 if block_m * block_d >= 64 * 128 else 1),
+        num_warps=tile.num_warps if block_m == tile.rows else max(tile.num_warps, 8),
         num_stages=tile.num_stages,
     )
 
@@ -271,9 +363,11 @@ def paged_attention(
     value_size = _value_size(key_cache, value_cache, head_size, lse)
     tiling = choose_tiling(group, max(head_size, value_size), is_decode, item_size, query.device)
     # Enough tiles for any lengths; surplus programs return at once.
-    tiles = num_tokens if is_decode else num_tokens // tiling.block_q + num_requests
+    is_by_token = tiling.block_q == 1
+    tiles = num_tokens if is_by_token else num_tokens // tiling.block_q + num_requests
     splits = num_splits(tiles * kv_heads, blocks * block_size, tuning.num_processors(query.device))
-    out = query.new_zeros((num_tokens, num_heads, value_size))
+    new = query.new_empty if is_by_token else query.new_zeros
+    out = new((num_tokens, num_heads, value_size))
     partial = out if splits == 1 else room_for_partials(query, value_size, splits)
     paged_attention_kernel[(tiles, kv_heads, splits)](
         out,

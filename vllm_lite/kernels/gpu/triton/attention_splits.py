@@ -51,10 +51,10 @@ def merge_splits_kernel(
     BLOCK_D: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)  # token * H + head
-    if row // num_heads >= tl.load(query_start_loc_ptr + num_requests):
-        return  # a token of no request, of which nothing was written
+    # Of a token of no request nothing was written; it gets zeros.
+    is_token = row // num_heads < tl.load(query_start_loc_ptr + num_requests)
     splits = tl.arange(0, SPLITS)
-    is_split = splits < num_splits
+    is_split = splits < tl.where(is_token, num_splits, 0)
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_SIZE
     place = (row * num_splits + splits) * (HEAD_SIZE + 2)
@@ -65,7 +65,8 @@ def merge_splits_kernel(
         mask=is_split[:, None] & is_column[None, :],
         other=0.0,
     )
-    keep = tl.exp2(largest - tl.max(largest, axis=0))
+    most = tl.max(largest, axis=0)
+    keep = tl.exp2(largest - tl.where(most == float("-inf"), 0.0, most))
     whole = tl.sum(total * keep, axis=0)
     out = tl.sum(acc * keep[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + row * HEAD_SIZE + columns, out, mask=is_column)
