@@ -16,8 +16,9 @@ from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTens
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
-# Values converted at a time: their copy stays in a core's cache.
-_VALUES_AT_ONCE = 1 << 16
+# Values converted at a time: on a CPU their copy stays in a core's cache, on a GPU few launches
+# fill it.
+_VALUES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 26}
 _NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
@@ -60,6 +61,6 @@ class OnlineLinearMethod(UnquantizedLinearMethod):
     def _rows(self, stored: StoredTensor) -> QuantizedRows:
         weight = stored.on_device(stored.data)
         convert = CONVERTERS[BLOCKS[self._name]]
-        count = max(1, _VALUES_AT_ONCE // weight.shape[1])
+        count = max(1, _VALUES_AT_ONCE[weight.device.type] // weight.shape[1])
         blocks = torch.cat([convert(rows) for rows in torch.split(weight, count)])
         return QuantizedRows(blocks, self._number, weight.shape[1])
