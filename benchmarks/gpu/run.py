@@ -43,7 +43,7 @@ class Section:
 SECTIONS = (
     Section("limits", "device", 45),
     Section("correctness", "kernels", 170),
-    Section("correctness", "tokens", 45),
+    Section("correctness", "tokens", 90),
     Section("attention", "decode_attention", 60, True),
     Section("attention", "prefill_attention", 45, True),
     Section("decode", "llama_8b", 100, True),

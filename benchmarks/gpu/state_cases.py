@@ -13,19 +13,23 @@ from vllm_lite.kernels.reference import state as reference_state
 
 
 def state_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """Prompts and single tokens, states of every kind of slot."""
+    """Prompts and single tokens, states of every kind of slot.
+
+    No slot is read by one request and written by another: they run side by side.
+    """
     lengths = [1, 1, 40, 0, 3]
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    state_in = torch.tensor([4, -1, 0, 2, 1]).int()
+    state_in = torch.tensor([0, -1, 5, 7, 8]).int()
     state_out = torch.full((sum(lengths),), -1).int()
-    state_out[bounds[1:].long() - 1] = torch.arange(5).int()
+    for slot, request in enumerate([0, 1, 2, 4]):
+        state_out[bounds[request + 1] - 1] = slot
     state_out[20] = 6
     places = [bounds, state_in, state_out]
 
     def conv(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
         return [o.causal_conv1d(*t), t[3]]
 
-    weight, bias, states = torch.randn(4, 300), torch.randn(300), torch.randn(7, 3, 300)
+    weight, bias, states = torch.randn(4, 300), torch.randn(300), torch.randn(9, 3, 300)
     x = torch.randn(sum(lengths), 300).to(dtype)
     arguments = [x, weight, bias, states, *places]
     yield Case(f"causal_conv1d {dtype}", reference_state, conv, arguments, dtype, ROUNDING[dtype])
@@ -37,7 +41,7 @@ def state_cases(dtype: torch.dtype) -> Iterator[Case]:
     shapes = [(6, 64), (6,), (2, 100), (2, 100)]
     tensors = [torch.randn(sum(lengths), *shape).to(dtype) for shape in shapes]
     numbers = [-torch.rand(6), torch.randn(6), torch.randn(6)]
-    arguments = [*tensors, torch.randn(7, 6, 100, 64), *places, *numbers]
+    arguments = [*tensors, torch.randn(9, 6, 100, 64), *places, *numbers]
     yield Case(f"selective_scan {dtype}", reference_state, scan, arguments, dtype, ROUNDING[dtype])
 
     def channels(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
@@ -46,7 +50,7 @@ def state_cases(dtype: torch.dtype) -> Iterator[Case]:
     widths = [300, 300, 16, 16, 300]
     tensors = [torch.randn(sum(lengths), width).to(dtype) for width in widths]
     numbers = [-torch.rand(16, 300), torch.randn(300)]
-    arguments = [*tensors, torch.randn(7, 16, 300), *places, *numbers]
+    arguments = [*tensors, torch.randn(9, 16, 300), *places, *numbers]
     yield Case(
         f"channel_scan {dtype}", reference_state, channels, arguments, dtype, ROUNDING[dtype]
     )
@@ -57,7 +61,7 @@ def state_cases(dtype: torch.dtype) -> Iterator[Case]:
 
     tensors = [torch.randn(sum(lengths), 300).to(dtype) for _ in range(3)]
     numbers = [-torch.rand(300), torch.randn(300), torch.randn(300)]
-    arguments = [*tensors, torch.randn(7, 300), *places, *numbers]
+    arguments = [*tensors, torch.randn(9, 300), *places, *numbers]
     yield Case(
         f"gated_recurrence {dtype}", reference_state, recurrence, arguments, dtype, ROUNDING[dtype]
     )
@@ -69,7 +73,7 @@ def state_cases(dtype: torch.dtype) -> Iterator[Case]:
         shapes = [(2, 100), (2, 100), (6, 64), decays, (6,)]
         tensors = [torch.randn(sum(lengths), *shape).to(dtype) for shape in shapes]
         numbers = [-torch.rand(6), torch.randn(decays)]
-        arguments = [*tensors, torch.randn(7, 6, 100, 64), *places, *numbers]
+        arguments = [*tensors, torch.randn(9, 6, 100, 64), *places, *numbers]
         yield Case(f"delta_rule {dtype}", reference_state, delta, arguments, dtype, ROUNDING[dtype])
     rows = torch.randn(2, 9, 384).to(dtype)
     yield Case(

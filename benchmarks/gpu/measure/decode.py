@@ -63,7 +63,21 @@ def decoding(place: Place, core: EngineCore, count: int, context: int, steps: in
     # Aborted requests' blocks stay as cached prefixes, which nothing may hit.
     core.reset_prefix_cache()
     mean = context + warm + steps / 2
-    return Decoding(count, mean, statistics.median(times), timeline.busy / recorded, timeline)
+    found = Decoding(count, mean, statistics.median(times), timeline.busy / recorded, timeline)
+    say_profile(found, recorded)
+    return found
+
+
+def say_profile(found: Decoding, steps: int) -> None:
+    """What a step's time goes to: the longest kernels, and the device's idle time."""
+    kernels = found.timeline.kernels
+    launches = sum(count for count, _ in kernels.values()) / steps
+    say(
+        f"  a step of {found.count}: {found.step_seconds * 1e6:.0f} us, "
+        f"busy {found.busy_seconds * 1e6:.0f} us, {launches:.0f} launches; in us:"
+    )
+    for name, (count, taken) in list(kernels.items())[:14]:
+        say(f"  {taken / steps:9.1f}  {count / steps:6.1f} x {taken / count:7.2f}  {name[:90]}")
 
 
 def count_numbers(config: dict[str, int]) -> int:

@@ -60,8 +60,7 @@ def engine(place: Place, model: Path, **settings: Any) -> Iterator[EngineCore]:
         skip_tokenizer_init=True,
         disable_log_stats=True,
         device=place.device.type,
-        async_scheduling=True,
-        **{"dtype": place.either("bfloat16", "float32"), **settings},
+        **{"dtype": place.either("bfloat16", "float32"), "async_scheduling": True, **settings},
     )
     core = EngineCore(args.create_engine_config("llm"), executor_of(place))
     try:

@@ -91,6 +91,25 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+# Small enough that transformers computes their tokens in float32 on the host in seconds. With
+# embeddings as wide as these, tied, the best logit is far from the second.
+_SMALL = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 8192,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": True,
+}
+SHAPES |= {
+    "small Llama": {**SHAPES["Llama-3.2-1B"], **_SMALL, "head_dim": 64, "rope_scaling": None},
+    "small Qwen3": {**SHAPES["Qwen3-0.6B"], **_SMALL, "head_dim": 128},
+}
 # What a stand-in runs instead; the architecture stays.
 _TINY = {
     "hidden_size": 64,

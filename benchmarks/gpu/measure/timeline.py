@@ -37,6 +37,8 @@ class Timeline:
     # After a step's answer left, until the device has something to do again; all steps.
     between_steps: float
     median_gap: float
+    # By kernels' names: how many, and microseconds.
+    kernels: dict[str, tuple[int, float]]
 
     @property
     def idle_share(self) -> float:
@@ -98,4 +100,13 @@ def summary(spans: list[Span], answer: str) -> Timeline:
         follows_answer = answer in span.name
     median = statistics.median(gaps) if gaps else 0.0
     seconds = (end - spans[0].start) / 1e6
-    return Timeline(seconds, busy / 1e6, sum(gaps) / 1e6, median / 1e6)
+    return Timeline(seconds, busy / 1e6, sum(gaps) / 1e6, median / 1e6, by_name(spans))
+
+
+def by_name(spans: list[Span]) -> dict[str, tuple[int, float]]:
+    """How often each kernel ran, and for how many microseconds; the longest first."""
+    found: dict[str, tuple[int, float]] = {}
+    for span in spans:
+        count, taken = found.get(span.name, (0, 0.0))
+        found[span.name] = count + 1, taken + span.end - span.start
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))

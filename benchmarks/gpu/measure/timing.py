@@ -19,8 +19,8 @@ FLUSHED_BYTES = 512 << 20
 Work = Callable[[], object]
 
 
-def graphed(place: Place, work: Work) -> Work:
-    """A replay of `work` without the host's part; on the stand-in `work` itself."""
+def graphed(place: Place, work: Work, calls: int = 1) -> Work:
+    """A replay of `calls` of `work` without the host's part; on the stand-in `work` itself."""
     work()
     if place.is_dry:
         return work
@@ -31,7 +31,8 @@ def graphed(place: Place, work: Work) -> Work:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        for _ in range(calls):
+            work()
     return graph.replay
 
 
