@@ -1,11 +1,12 @@
-"""Every check and every figure of the GPU backend, by one command, in less than nine minutes.
+"""Every check and every figure of the GPU backend, in three parts of a few minutes each.
 
-    PYTHONPATH=. python benchmarks/gpu/run.py --demo MODEL.gguf
+    PYTHONPATH=. python benchmarks/gpu/run.py --part a          then b and c, or all at once
     PYTHONPATH=. python benchmarks/gpu/run.py --sections device serving
     PYTHONPATH=. python benchmarks/gpu/run.py --dry-run         without a GPU; proves the script
 
-Correctness first, then timings. A section runs in a process of its own with a time limit;
-a failure is a line of the table. docs/gpu.md explains the figures.
+A section runs in a process of its own with a time limit; a failure is a line of the table. After
+each, the results go to --output, where those of other sections, of earlier runs on the same kind
+of device, stay. docs/gpu.md explains the figures.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BUDGET_S = 520.0
 class Section:
     """Its function is `measure.<module>.<name>`; seconds that it may take at most."""
 
+    part: str
     module: str
     name: str
     limit_s: float
@@ -41,17 +43,17 @@ class Section:
 
 
 SECTIONS = (
-    Section("limits", "device", 45),
-    Section("correctness", "kernels", 170),
-    Section("correctness", "tokens", 90),
-    Section("attention", "decode_attention", 60, True),
-    Section("attention", "prefill_attention", 45, True),
-    Section("decode", "llama_8b", 100, True),
-    Section("serving", "serving", 130),
-    Section("startup", "startup", 70),
-    Section("decode", "other_shapes", 60, True),
-    Section("decode", "quantized", 70, True),
-    Section("correctness", "sanitizers", 90),
+    Section("a", "limits", "device", 45),
+    Section("a", "correctness", "kernels", 170),
+    Section("a", "attention", "decode_attention", 60, True),
+    Section("a", "attention", "prefill_attention", 45, True),
+    Section("b", "decode", "llama_8b", 100, True),
+    Section("b", "serving", "serving", 150),
+    Section("b", "decode", "other_shapes", 60, True),
+    Section("c", "correctness", "tokens", 90),
+    Section("c", "startup", "startup", 70),
+    Section("c", "decode", "quantized", 70, True),
+    Section("c", "correctness", "sanitizers", 90),
 )
 
 
@@ -70,16 +72,18 @@ def main() -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows = folder / f"rows_{os.getpid()}.jsonl"
     try:
-        seconds = _run_sections(args, folder, rows)
-        _report(args, rows, seconds)
+        _run_sections(args, folder, rows)
+        _show(args, rows)
     finally:
         rows.unlink(missing_ok=True)
 
 
 def _arguments() -> argparse.Namespace:
     names = [section.name for section in SECTIONS]
+    parts = sorted({section.part for section in SECTIONS})
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sections", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--part", choices=parts, help="the sections of one part")
+    parser.add_argument("--sections", nargs="+", choices=names, metavar="NAME", help="only these")
     parser.add_argument("--demo", type=Path, help="the demo model: its .gguf file or a directory")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds for the whole")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu-<device>.json")
@@ -87,14 +91,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true")
     for hidden in ("--child", "--rows"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.sections is None:
+        args.sections = [one.name for one in SECTIONS if args.part in (None, one.part)]
+    return args
 
 
-def _run_sections(args: argparse.Namespace, folder: Path, rows: Path) -> dict[str, float]:
-    """Each section until its limit or the budget's end; the seconds that it took."""
+def _run_sections(args: argparse.Namespace, folder: Path, rows: Path) -> None:
+    """Each section until its limit or the budget's end."""
     from measure.report import Row, append_rows
 
-    end, taken = time.monotonic() + args.budget_s, {}
+    end, taken = time.monotonic() + args.budget_s, dict[str, float]()
     chosen = [section for section in SECTIONS if section.name in args.sections]
     # A stand-in cannot be broken by a section for those after it, and starts are slow.
     groups = [chosen] if args.dry_run else [[section] for section in chosen]
@@ -110,7 +117,7 @@ def _run_sections(args: argparse.Namespace, folder: Path, rows: Path) -> dict[st
         if failure:
             append_rows(rows, [Row(names[0], " ".join(names), note=failure, has_failed=True)])
             print(f"   FAILED: {failure}", flush=True)
-    return taken
+        _write(args, rows, taken)
 
 
 def _child_failure(
@@ -122,7 +129,7 @@ def _child_failure(
     words += ["--dry-run"] if args.dry_run else []
     child = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), *words],
-        env=_environment(args.dry_run),
+        env=_environment(args.dry_run, folder),
         start_new_session=True,
     )
     try:
@@ -137,9 +144,10 @@ def _child_failure(
     return f"the process ended by {code}; see above" if code else None
 
 
-def _environment(is_dry: bool) -> dict[str, str]:
+def _environment(is_dry: bool, folder: Path) -> dict[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    found = {"TRITON_CACHE_DIR": str(folder / "triton"), **os.environ, "HF_HUB_OFFLINE": "1"}
+    found["PYTHONPATH"] = os.pathsep.join(paths)
     if is_dry:
         found |= {"TRITON_INTERPRET": "1", "VLLM_LITE_CPU_ISA": "reference"}
         found |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_NUM_THREADS": "1"}
@@ -171,27 +179,41 @@ def _child(args: argparse.Namespace) -> None:
             tell(Row(section.name, section.name, note=failure, has_failed=True))
 
 
-def _report(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float]) -> None:
-    """Write the JSON; print the table last."""
+def _write(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float]) -> None:
+    """Write the JSON: this run's rows, and of what it did not run those that are there."""
     from measure.limits import device_name, versions
-    from measure.report import read_rows, table
+    from measure.report import read_rows
 
-    rows, device = read_rows(rows_file), device_name(args.dry_run)
+    rows, device = [row.to_json() for row in read_rows(rows_file)], device_name(args.dry_run)
+    name = "dry-run" if args.dry_run else re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    output = args.output or RESULTS / f"gpu-{name}.json"
+    if args.dry_run and not args.output:
+        return
+    before = json.loads(output.read_text()) if output.exists() else {}
+    if before.get("device") == device:
+        rows += [row for row in before["rows"] if row["section"] not in args.sections]
+        seconds = {**before["seconds"], **seconds}
+    order = [section.name for section in SECTIONS]
     record = {
         "device": device,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "is_dry_run": args.dry_run,
         "versions": versions(),
         "seconds": seconds,
-        "rows": [row.to_json() for row in rows],
+        "rows": sorted(rows, key=lambda row: order.index(row["section"])),
     }
-    name = "dry-run" if args.dry_run else re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    output = args.output or RESULTS / f"gpu-{name}.json"
-    if args.output or not args.dry_run:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"\nwritten: {output}")
-    print(f"\n{device}, {sum(seconds.values()):.0f} s\n{table(rows)}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"   written: {output}", flush=True)
+
+
+def _show(args: argparse.Namespace, rows_file: Path) -> None:
+    """Print this run's table; end with 1 if a section failed."""
+    from measure.limits import device_name
+    from measure.report import read_rows, table
+
+    rows = read_rows(rows_file)
+    print(f"\n{device_name(args.dry_run)}\n{table(rows)}")
     if args.dry_run:
         print("dry run: no GPU was used and nothing was measured")
     sys.exit(any(row.has_failed for row in rows))
