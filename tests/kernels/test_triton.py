@@ -259,8 +259,9 @@ def test_a_split_context_gives_the_same(
 
 def test_splits_fill_the_device_and_stay_long_enough() -> None:
     assert attention.num_splits(132, 100_000, 132) == 1
-    assert attention.num_splits(8, 255, 132) == 1
-    assert attention.num_splits(8, 4096, 132) == 16
+    assert attention.num_splits(8, 127, 132) == 1
+    assert attention.num_splits(8, 1024, 132) == 16
+    assert attention.num_splits(64, 8192, 132) == 6
     assert attention.num_splits(1, 10**6, 132) == 32
 
 

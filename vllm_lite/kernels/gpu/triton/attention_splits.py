@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_MIN_SPLIT_KEYS = 256
+# Measured on an H100 (benchmarks/NOTES.md).
+_MIN_SPLIT_KEYS = 64
 _MAX_SPLITS = 32
+_PROGRAMS_A_PROCESSOR = 3
 
 
 @triton.jit
@@ -76,7 +78,8 @@ def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
     """Number of splits of the keys that gives every processor work."""
     if num_programs >= num_processors:
         return 1
-    wanted = min(2 * num_processors // num_programs, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
+    wanted = _PROGRAMS_A_PROCESSOR * num_processors // num_programs
+    wanted = min(wanted, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
     return max(1, wanted)
 
 
