@@ -7,11 +7,11 @@
 Works: `edit`, where the demo model copies a text; `chat` at 1, 8 and 64 streams, which repeats
 little (64 ask the same in each round, whose answers `suffix` remembers); `json`, one stream under
 a strict schema with long keys, where only the schema drafts. Every engine generates the same
-tokens, which is checked. `large` has made-up weights, and drafts that are kept by chance.
-llama.cpp computes as many rows a step as if every draft came true; it neither looks for drafts nor
-samples, which favours it. Writes drafts.json and prints a table: medians over rounds of the speed
-with drafts over that without (or over llama.cpp's), the least and the largest, and the share of
-drafts that came true.
+tokens, which is checked. `large` has made-up weights, and drafts that are kept by chance. `again`
+is a second engine without drafts. llama.cpp computes as many rows a step as if every draft came
+true; it neither looks for drafts nor samples, which favours it. Writes drafts.json and prints a
+table: medians over rounds of the speed with drafts over that without (or over llama.cpp's), the
+least and the largest, and the share of drafts that came true.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ from vllm_lite import LLM, SamplingParams
 from vllm_lite.platform import num_compute_threads
 from vllm_lite.sampling_params import StructuredOutputsParams
 
-METHODS = ("off", "ngram", "suffix")
+# "again" is a second engine without drafts: how far apart two of them are is the machine's noise.
+METHODS = ("off", "again", "ngram", "suffix")
+WITHOUT = ("off", "again")
 # Of the model of 1.1B: shares of steps in which the first draft is kept, the second too, and so on.
 KEPT = [0.7, 0.49, 0.34]
 TEXT = (
@@ -175,7 +177,7 @@ def make_engines(args: argparse.Namespace, folder: Path) -> dict[str, LLM]:
         methods = {"off": {}, "draft_model": {**drafting, "num_speculative_tokens": len(KEPT)}}
     options.setdefault("model", args.model)
     return {
-        name: LLM(**options, **({} if name == "off" else {"speculative_config": drafting}))
+        name: LLM(**options, **({} if name in WITHOUT else {"speculative_config": drafting}))
         for name, drafting in methods.items()
     }
 

@@ -2,6 +2,7 @@
 
     python benchmarks/format_cost.py
     python benchmarks/format_cost.py --only nvfp4,mxfp4 --rounds 5 --layers 1
+    python benchmarks/format_cost.py --only "int4 g128" --few-rows 2,4,6,8    as drafts need
 
 A step is the four products of each layer, with activations rounded where the format says so, and
 the head's: no attention, no norms. The forms take turns, so that they share whatever else the
@@ -158,14 +159,14 @@ class Step:
         stored = [weight for _, kernel in self._products for weight in kernel.stored]
         self.stored = stored[0].format
         self.num_bytes = sum(weight.num_bytes for weight in stored)
-        self.taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
+        self.taken: dict[int, list[float]] = {}
 
     def run(self, x: dict[int, Tensor], rows: int) -> None:
         """Time a step of so many rows of x, by their number of inputs."""
         begin = time.perf_counter()
         for inputs, kernel in self._products:
             kernel(x[inputs])
-        self.taken[rows].append(time.perf_counter() - begin)
+        self.taken.setdefault(rows, []).append(time.perf_counter() - begin)
 
     def seconds(self, rows: int) -> float:
         return statistics.median(self.taken[rows])
@@ -186,18 +187,23 @@ def record(step: Step, plain: Step, limits: Limits | None) -> dict[str, Any]:
         "one_row_of_bf16": round(plain.seconds(1) / one, 3),
         "rows_64_ms": round(many * 1e3, 3),
         "rows_64_of_bf16": round(plain.seconds(64) / many, 3),
+        # Seconds of so many rows, by those of one.
+        "few_rows": {n: round(step.seconds(n) / one, 3) for n in step.taken if n not in ROWS},
     }
 
 
 def table(results: list[dict[str, Any]]) -> str:
     """Markdown."""
     head = ["form", "stored as", "bytes of file", "one row, ms", "of floor", "x bf16"]
-    lines = [[*head, "64 rows, ms", "x bf16"], ["---"] * 8]
+    few = [f"{rows} rows of one" for rows in results[0]["few_rows"]]
+    lines = [[*head, "64 rows, ms", "x bf16", *few], ["---"] * (8 + len(few))]
     for each in results:
         share = "-" if each["of_floor"] is None else f"{each['of_floor']:.0%}"
         numbers = [f"{each['of_file']:.2f}", f"{each['one_row_ms']:.2f}", share]
         numbers += [f"{each['one_row_of_bf16']:.2f}", f"{each['rows_64_ms']:.1f}"]
-        lines.append([each["form"], each["stored_as"], *numbers, f"{each['rows_64_of_bf16']:.2f}"])
+        numbers += [f"{each['rows_64_of_bf16']:.2f}"]
+        numbers += [f"{ratio:.2f}" for ratio in each["few_rows"].values()]
+        lines.append([each["form"], each["stored_as"], *numbers])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -206,8 +212,10 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="NAME,...", help="beside bf16")
     parser.add_argument("--layers", type=int, default=2, help="of 22; the head is whole")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--few-rows", default="", metavar="N,...", help="time these numbers too")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    few = [int(number) for number in args.few_rows.split(",") if number]
     num_threads = num_compute_threads()
     torch.manual_seed(0)
     torch.set_num_threads(num_threads)
@@ -221,10 +229,11 @@ def main() -> None:
             sys.stderr.write(f"{form.name}: {steps[-1].num_bytes / 1e6:.0f} MB\n")
     shape = SHAPES["1.1b"]
     sizes = (shape.hidden_size, shape.intermediate_size)
-    x = {rows: {n: torch.randn(rows, n, dtype=torch.bfloat16) for n in sizes} for rows in ROWS}
+    counts = [*ROWS, *few]
+    x = {rows: {n: torch.randn(rows, n, dtype=torch.bfloat16) for n in sizes} for rows in counts}
     found = [measure_limits(num_threads)]
     for _ in range(args.rounds):
-        for rows in ROWS:
+        for rows in counts:
             for step in steps:
                 step.run(x[rows], rows)
     found.append(measure_limits(num_threads))
