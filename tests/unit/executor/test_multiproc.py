@@ -90,6 +90,22 @@ def test_ranks_give_the_tokens_of_one_process(model: Path, size: int, is_async: 
         core.shutdown()
 
 
+def test_ranks_verify_drafts_as_one_process_decodes(model: Path) -> None:
+    alone = EngineCore(config_of(model), make_executor)
+    want, _ = told(alone)
+    alone.shutdown()
+    # The model drafts for itself, so that drafts come true.
+    drafting = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
+    config = config_of(model, tensor_parallel_size=2, speculative_config=drafting)
+    core = EngineCore(config, make_executor)
+    try:
+        assert told(core)[0] == want
+        counts = core._scheduler.make_stats().spec_decoding
+        assert counts is not None and counts.num_accepted_tokens > 0
+    finally:
+        core.shutdown()
+
+
 def test_a_backend_of_processes_can_have_one_rank(model: Path) -> None:
     executor = make_executor(config_of(model, distributed_executor_backend="mp"))
     try:
