@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -402,13 +403,28 @@ FREE = [
 ]
 
 
+def told_of_free(model: Path, **options: Any) -> tuple[list[Any], list[dict[str, int]]]:
+    """What FREE give twice, and their counts of drafts."""
+    with start(model, per_request_spec_decode_metrics="summary", **options) as llm:
+        outputs = [llm.generate(["ab"] * len(FREE), FREE, use_tqdm=False) for _ in range(2)]
+    choices = [o.outputs[0] for some in outputs for o in some]
+    counted = [c.spec_decode_metrics.to_dict() for c in choices]
+    return [(c.token_ids, c.finish_reason, c.logprobs) for c in choices], counted
+
+
+@cache
+def told_without_drafts(model: Path, is_tight: bool) -> tuple[list[Any], list[dict[str, int]]]:
+    return told_of_free(model, **(TIGHT if is_tight else {}))
+
+
+TIGHT = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80}
+
+
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize(
-    "options", [{}, {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80}]
-)
+@pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa", "custom_class"])
 def test_models_draft_what_a_grammar_leaves_open(
-    model: Path, tmp_path: Path, method: str, options: dict[str, Any], ahead: bool
+    model: Path, tmp_path: Path, method: str, is_tight: bool, ahead: bool
 ) -> None:
     head = json.loads((model / "config.json").read_text()) | {"num_hidden_layers": 1}
     names = {"eagle": ["EagleLlamaForCausalLM"], "medusa": ["MedusaModel"]}.get(method)
@@ -423,15 +439,11 @@ def test_models_draft_what_a_grammar_leaves_open(
     if method in ("eagle", "medusa"):
         drafts["draft_load_config"] = {"load_format": "dummy"}
 
-    def told(**more: Any) -> tuple[list[Any], Any]:
-        with start(model, per_request_spec_decode_metrics="summary", **options, **more) as llm:
-            outputs = [llm.generate(["ab"] * len(FREE), FREE, use_tqdm=False) for _ in range(2)]
-        choices = [o.outputs[0] for some in outputs for o in some]
-        counted = [c.spec_decode_metrics.to_dict() for c in choices]
-        return [(c.token_ids, c.finish_reason, c.logprobs) for c in choices], counted
-
-    plain, without = told()
-    drafted, counted = told(speculative_config=drafts, async_scheduling=ahead)
+    plain, without = told_without_drafts(model, is_tight)
+    options = TIGHT if is_tight else {}
+    drafted, counted = told_of_free(
+        model, speculative_config=drafts, async_scheduling=ahead, **options
+    )
     assert drafted == plain
     # The grammar dictates little of these, and of none that has bans.
     counts = [sum(one["num_draft_tokens"] for one in some[:3]) for some in (counted, without)]
