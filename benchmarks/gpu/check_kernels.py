@@ -125,6 +125,7 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
             cases.attention_cases(dtype, longest),
             cases.sink_cases(dtype),
             cases.write_cases(dtype, dtype),
+            cases.rotated_cases(dtype),
             cases.narrow_cases(dtype, rows, size),
             cases.weight_cases(dtype, rows),
             state_cases(dtype),
@@ -134,8 +135,9 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
                 yield "triton", case, ops
                 if case.is_paged and paged is not None:
                     yield "cuda", case, paged
-        if paged is not None:
-            for case in cases.narrow_cache_cases(dtype):
+        for case in cases.narrow_cache_cases(dtype):
+            yield "triton", case, ops
+            if paged is not None:
                 yield "cuda", case, paged
     for case in cases.logit_cases(rows, vocabulary):
         yield "triton", case, ops

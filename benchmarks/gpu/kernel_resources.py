@@ -59,8 +59,10 @@ def source_of(launch: Launch) -> ASTSource:
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for place, name in enumerate(kernel.arg_names):
-        value = values[name]
-        if kernel.params[place].is_constexpr or (isinstance(value, int) and value == 1):
+        value, parameter = values[name], kernel.params[place]
+        if parameter.do_not_specialize:
+            signature[name] = type_of(value, (place,), {})
+        elif parameter.is_constexpr or (isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
         else:
             signature[name] = type_of(value, (place,), attributes)

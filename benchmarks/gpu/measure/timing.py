@@ -14,13 +14,14 @@ import torch
 
 from measure.place import Place
 
-# More than any L2; writing it also gives the host time to queue what is measured.
+# More than any L2. Reading it also gives the host time to queue what is measured; written, its
+# lines would go to memory while that is timed.
 FLUSHED_BYTES = 512 << 20
 Work = Callable[[], object]
 
 
-def graphed(place: Place, work: Work, calls: int = 1) -> Work:
-    """A replay of `calls` of `work` without the host's part; on the stand-in `work` itself."""
+def graphed(place: Place, work: Work) -> Work:
+    """A replay of `work` without the host's part; on the stand-in `work` itself."""
     work()
     if place.is_dry:
         return work
@@ -31,8 +32,7 @@ def graphed(place: Place, work: Work, calls: int = 1) -> Work:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(calls):
-            work()
+        work()
     return graph.replay
 
 
@@ -43,14 +43,15 @@ def medians(
     for work in works.values():
         work()
     place.synchronize()
-    flushed = torch.empty(place.either(FLUSHED_BYTES, 64), dtype=torch.int8, device=place.device)
+    flushed = torch.zeros(place.either(FLUSHED_BYTES, 64), dtype=torch.int8, device=place.device)
+    words = flushed.view(torch.float32)
     times: dict[str, list[float]] = {name: [] for name in works}
     began = time.monotonic()
     for turn in range(place.either(repeats, 1)):
         if turn >= 3 and time.monotonic() - began > max_seconds:
             break
         for name, work in works.items():
-            flushed.zero_()
+            words.sum()
             times[name].append(_seconds(place, work))
     return {name: statistics.median(taken) for name, taken in times.items()}
 

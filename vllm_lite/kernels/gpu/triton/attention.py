@@ -133,7 +133,7 @@ def _over_keys(
     return acc, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "num_splits"])
 def paged_attention_kernel(
     out_ptr,
     partial_ptr,

@@ -40,7 +40,7 @@ def find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr)
     return low - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "num_splits"])
 def merge_splits_kernel(
     out_ptr,
     partial_ptr,

@@ -22,7 +22,7 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 _SUM_COLUMNS = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests"])
 def encoder_attention_kernel(
     out_ptr,
     query_ptr,

@@ -119,7 +119,7 @@ def route_kernel(
     tl.store(ids_ptr + row * top_k + places, ids, mask=is_choice)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs"])
 def count_pairs_kernel(counts_ptr, ids_ptr, num_pairs, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.int32)
@@ -130,7 +130,7 @@ def count_pairs_kernel(counts_ptr, ids_ptr, num_pairs, BLOCK: tl.constexpr):
     tl.store(counts_ptr + expert, tl.sum(total, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "num_tiles"])
 def place_pairs_kernel(
     pairs_ptr,
     expert_of_tile_ptr,
@@ -178,7 +178,7 @@ def place_pairs_kernel(
     tl.store(pairs_ptr + rest, rest * 0 + num_pairs, mask=is_rest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_pairs"])
 def experts_linear_kernel(
     out_ptr,
     x_ptr,

@@ -26,7 +26,7 @@ _LOG2_E = math.log2(math.e)
 _HEADS = 16  # of a tile: the fewest rows of a matrix instruction
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests", "num_splits"])
 def latent_attention_kernel(
     out_ptr,
     partial_ptr,

@@ -30,7 +30,7 @@ def tile_of(program, num_row_tiles, num_column_tiles, ROWS: tl.constexpr):
     return first_row + inside % rows, inside // rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def add_parts_kernel(
     out_ptr,
     parts_ptr,
@@ -73,7 +73,7 @@ def add_parts(out: Tensor, parts: Tensor, bias: Tensor | None) -> None:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def fixed_linear_kernel(
     out_ptr,
     x_ptr,
@@ -141,7 +141,7 @@ def gated_linear(
     return act_and_mul(linear(x, weight, bias), name)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def head_linear_kernel(
     out_ptr,
     x_ptr,

@@ -17,7 +17,7 @@ _ROWS = 16
 _INPUTS = tl.constexpr(INPUTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def lookup_grouped_kernel(
     out_ptr,
     ids_ptr,

@@ -20,7 +20,7 @@ from vllm_lite.kernels.stacked_weights import QuantizedStack
 _INPUTS = tl.constexpr(INPUTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles", "num_pairs"])
 def grouped_experts_kernel(
     out_ptr,
     x_ptr,

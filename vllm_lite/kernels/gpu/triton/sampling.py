@@ -190,7 +190,7 @@ def draw_kernel(
     tl.store(tokens_ptr + row, _token_at(weights_ptr, size, least, target, BLOCK))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def token_logprobs_kernel(
     values_ptr,
     ids_ptr,

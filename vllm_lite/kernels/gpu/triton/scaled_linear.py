@@ -29,7 +29,7 @@ def as_operand(codes, FORMAT: tl.constexpr, IS_NATIVE: tl.constexpr):
         return codes.to(tl.float8e5, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_parts"])
 def scaled_linear_kernel(
     out_ptr,
     x_ptr,
