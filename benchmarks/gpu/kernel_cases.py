@@ -181,6 +181,33 @@ def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
     )
 
 
+def rotated_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Heads normalised, rotated and written to the cache by one operation."""
+
+    def write(o: Any, t: Sequence[Any], is_neox: bool) -> list[Tensor]:
+        o.rotate_and_cache(*t[:3], is_neox, *t[3:6], t[6:] or None, 1e-6)
+        return [t[0][:, :9], *t[3:5]]
+
+    heads = torch.randn(40, 9 + 2 * 3, 128).to(dtype)
+    angles = 6.3 * torch.rand(500, 48)
+    positions, table = torch.randint(500, (40,)), torch.cat([angles.cos(), angles.sin()], 1)
+    caches, weights = torch.zeros(2, 30, 3, 8, 128).to(dtype), torch.randn(2, 128).to(dtype)
+    slots = torch.randperm(240)[:40]
+    slots[3] = -1
+    given = [heads, positions, table, *caches, slots]
+    for is_neox in (True, False):
+        for own in ([], [*weights]):
+            yield Case(
+                f"rotate_and_cache {dtype} {'halves' if is_neox else 'pairs'} "
+                f"{'normalised' if own else 'as they are'}",
+                reference,
+                lambda o, t, _, is_neox=is_neox: write(o, t, is_neox),
+                [*given, *own],
+                dtype,
+                ROUNDING[dtype],
+            )
+
+
 def sink_cases(dtype: torch.dtype) -> Iterator[Case]:
     """Attention with slopes and sinks."""
     query, keys, values, *rest = paged_arguments([(1, 600), (7, 40)], (8, 2), 64, 16)

@@ -119,6 +119,9 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
     query, key = tensor(rows, heads, size), tensor(rows, kv_heads, size)
     turns = tensor(4096, size, dtype=torch.float32)
     ops.rotary_embedding(index, query, key, turns)
+    joined, row = tensor(rows, heads + 2 * kv_heads, size), tensor(size)
+    for weights in (None, (row, row)):
+        ops.rotate_and_cache(joined, index, turns, True, cache, cache, index, weights, 1e-6)
     scaled = tensor(1000, kv_heads, block_size, size + 4, dtype=torch.int8)
     caches = [cache, scaled, tensor(*cache.shape, dtype=torch.float8_e4m3fn)]
     for stored in caches:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.reference.elementwise import rotary_embedding
+from vllm_lite.kernels.reference.norm import rms_norm
 from vllm_lite.kernels.reference.quantize import LARGEST, quantize_rows
 
 SCALE_BYTES = 4
@@ -96,3 +98,30 @@ def reshape_and_cache(
         if cache.dtype.itemsize == 1:
             encoded, cache = encoded.view(torch.uint8), cache.view(torch.uint8)
         cache[blocks, :, offsets] = encoded
+
+
+def rotate_and_cache(
+    heads: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor,
+    is_neox: bool,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    weights: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Rotate queries in place, and write rotated keys, and values, to caches [B, K, S, D].
+
+    `heads` [T, H + 2K, D] are queries, keys and values, of the caches' type. With weights [D] of
+    queries and of keys, heads of both are first those of `rms_norm`. Otherwise as
+    `rotary_embedding` and `reshape_and_cache`; keys in `heads` become unspecified.
+    """
+    num_kv_heads = key_cache.shape[1]
+    counts = [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads]
+    query, key, value = heads.split_with_sizes(counts, 1)
+    if weights is not None:
+        rms_norm(query, weights[0], eps, out=query)
+        rms_norm(key, weights[1], eps, out=key)
+    rotary_embedding(positions, query, key, cos_sin_cache, is_neox)
+    reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)

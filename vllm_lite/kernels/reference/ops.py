@@ -85,7 +85,7 @@ class CpuOps(Ops):
 
 
 class GpuOps(Ops):
-    """With those that only GPUs have: linear layers by int8 and fp8."""
+    """With those that only GPUs have: linear layers by int8 and fp8, and fused steps."""
 
     fixed_linear = staticmethod(plain.fixed_linear)
     expand_grouped = staticmethod(grouped.expand_grouped)
@@ -95,4 +95,5 @@ class GpuOps(Ops):
     rms_norm_quantized = staticmethod(quantize.rms_norm_quantized)
     fused_add_rms_norm_quantized = staticmethod(quantize.fused_add_rms_norm_quantized)
     act_and_mul_quantized = staticmethod(quantize.act_and_mul_quantized)
+    rotate_and_cache = staticmethod(cache.rotate_and_cache)
     order_by_expert = staticmethod(experts.order_by_expert)
