@@ -48,7 +48,7 @@ from vllm_lite.executor.uniproc import UniprocExecutor
 from vllm_lite.sample.sampler import Sampler
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker.batch import HostInputs
-from vllm_lite.worker.drafters import Models
+from vllm_lite.worker.drafting.drafters import Models
 from vllm_lite.worker.model_runner import ModelRunner
 from vllm_lite.worker.worker import host_runner
 

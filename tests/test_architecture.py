@@ -220,7 +220,8 @@ def test_files_classes_and_functions_stay_small(path: Path) -> None:
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= MAX_CLASS, f"{ids(path)}:{node.lineno} class of {size} lines"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list):
+            decorators = map(ast.unparse, node.decorator_list)
+            if any(word.startswith("triton.jit") for word in decorators):
                 continue  # a kernel takes every size and stride by name, in one piece
             size = (node.end_lineno or 0) - node.lineno + 1
             assert size <= MAX_FUNCTION, f"{ids(path)}:{node.lineno} function of {size} lines"

@@ -404,7 +404,7 @@ FREE = [
 
 
 def told_of_free(model: Path, **options: Any) -> tuple[list[Any], list[dict[str, int]]]:
-    """What FREE give twice, and their counts of drafts."""
+    """The outputs of FREE, twice, and their counts of drafts."""
     with start(model, per_request_spec_decode_metrics="summary", **options) as llm:
         outputs = [llm.generate(["ab"] * len(FREE), FREE, use_tqdm=False) for _ in range(2)]
     choices = [o.outputs[0] for some in outputs for o in some]

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaModel
 
 from tests.models.checkpoints import TINY, make_model, save
 from vllm_lite import LLM, SamplingParams
-from vllm_lite.worker.draft_heads import HeadDrafts, MedusaDrafts
-from vllm_lite.worker.drafts import DraftRows
+from vllm_lite.worker.drafting.heads import HeadDrafts, MedusaDrafts
+from vllm_lite.worker.drafting.interface import DraftRows
 
 SIZE, VOCAB, DRAFTS = TINY["hidden_size"], TINY["vocab_size"], 3
 PROMPTS = [[5, 9, 77, 3, 41] * 5, [8, 100, 23], [17] * 16]

@@ -19,7 +19,7 @@ from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.layers import states
 from vllm_lite.loader.load import load_model
-from vllm_lite.worker.drafters import Models
+from vllm_lite.worker.drafting.drafters import Models
 from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 

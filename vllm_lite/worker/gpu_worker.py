@@ -40,7 +40,12 @@ from vllm_lite.worker.cuda_device import CudaDevice
 from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
-from vllm_lite.worker.drafters import Models, load_models, make_step_drafter, target_forward
+from vllm_lite.worker.drafting.drafters import (
+    Models,
+    load_models,
+    make_step_drafter,
+    target_forward,
+)
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner

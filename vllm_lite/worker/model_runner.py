@@ -27,8 +27,8 @@ from vllm_lite.sample.states import SamplingStates
 from vllm_lite.sample.token_mask import TokenMask, masked_rows
 from vllm_lite.spec_decode.acceptance import SyntheticAcceptance, make_acceptance
 from vllm_lite.worker.batch import Forward, StepInputs
-from vllm_lite.worker.draft_ahead import draft_ahead
-from vllm_lite.worker.drafts import StepDrafter
+from vllm_lite.worker.drafting.ahead import draft_ahead
+from vllm_lite.worker.drafting.interface import StepDrafter
 from vllm_lite.worker.pooling import Pooler
 from vllm_lite.worker.prompt_logprobs import PromptLogprobs
 from vllm_lite.worker.request_states import RequestStates

@@ -16,7 +16,7 @@ from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.states import TokenTable
 from vllm_lite.worker.block_table import BlockTables
-from vllm_lite.worker.drafts import DraftRows, StepDrafter
+from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
 from vllm_lite.worker.step_plan import Int32s, StepPlan
 
 

@@ -30,7 +30,12 @@ from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager
 from vllm_lite.worker.block_table import BlockTables, block_tables
-from vllm_lite.worker.drafters import Models, load_models, make_step_drafter, target_forward
+from vllm_lite.worker.drafting.drafters import (
+    Models,
+    load_models,
+    make_step_drafter,
+    target_forward,
+)
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner

@@ -215,7 +215,7 @@ def _tokens_one_way(
     settings: dict[str, Any],
     before: list[list[int]] | None,
 ) -> list[list[int]] | None:
-    """Tell how many are right; returns the tokens, to compare the next way's with."""
+    """Report how many are right; returns the tokens, to compare the next way's with."""
     settings = {"max_model_len": 512, "max_num_seqs": 16, **settings}
     if place.is_dry:
         settings |= {"max_model_len": 256, "kv_cache_memory_bytes": 1 << 28}

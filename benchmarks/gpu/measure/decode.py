@@ -69,7 +69,7 @@ def decoding(place: Place, core: EngineCore, count: int, context: int, steps: in
 
 
 def say_profile(found: Decoding, steps: int) -> None:
-    """What a step's time goes to: the longest kernels, and the device's idle time."""
+    """Print a step's longest kernels, and how long the device is busy."""
     kernels = found.timeline.kernels
     launches = sum(count for count, _ in kernels.values()) / steps
     say(

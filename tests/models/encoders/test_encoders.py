@@ -18,7 +18,7 @@ from vllm_lite.distributed.groups import tensor_parallel
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.models.interfaces import Model
-from vllm_lite.worker.draft_model import Forward
+from vllm_lite.worker.drafting.model import Forward
 from vllm_lite.worker.recorded_forward import recorded_forward
 
 LENGTHS = [(7 * i * i + 3) % 45 + 1 for i in range(32)]

@@ -18,7 +18,7 @@ from vllm_lite.core.step import (
     TokenLogprobs,
 )
 from vllm_lite.sampling_params import SamplingParams
-from vllm_lite.worker.drafters import Models
+from vllm_lite.worker.drafting.drafters import Models
 from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.worker import host_runner

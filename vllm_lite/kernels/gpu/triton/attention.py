@@ -86,8 +86,7 @@ def _over_keys(
         if FORMAT > 0:
             key = decode(key, FORMAT)
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee")
-        # Of scores and their powers of 2: one multiplication serves both where nothing bends them.
-        factor = scale_log2
+        factor = scale_log2  # of powers too, unless something bends scores
         if IS_BENT:
             scores *= scale_log2
             factor = 1.0
@@ -298,6 +297,10 @@ class Tiling:
     num_warps: int
     num_stages: int
 
+    def num_tiles(self, num_tokens: int, num_requests: int) -> int:
+        """Enough tiles for requests of any lengths; surplus programs return at once."""
+        return num_tokens // self.block_q + (0 if self.block_q == 1 else num_requests)
+
     def launch(self) -> dict[str, int]:
         """The tiling as a launch's arguments."""
         return {
@@ -362,11 +365,10 @@ def paged_attention(
     group = num_heads // kv_heads
     value_size = _value_size(key_cache, value_cache, head_size, lse)
     tiling = choose_tiling(group, max(head_size, value_size), is_decode, item_size, query.device)
-    # Enough tiles for any lengths; surplus programs return at once.
-    is_by_token = tiling.block_q == 1
-    tiles = num_tokens if is_by_token else num_tokens // tiling.block_q + num_requests
+    tiles = tiling.num_tiles(num_tokens, num_requests)
     splits = num_splits(tiles * kv_heads, blocks * block_size, tuning.num_processors(query.device))
-    new = query.new_empty if is_by_token else query.new_zeros
+    # Of a token of no request the kernel leaves zeros only where a program has one token.
+    new = query.new_empty if tiling.block_q == 1 else query.new_zeros
     out = new((num_tokens, num_heads, value_size))
     partial = out if splits == 1 else room_for_partials(query, value_size, splits)
     paged_attention_kernel[(tiles, kv_heads, splits)](

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
-from vllm_lite.worker.drafts import DraftRows
+from vllm_lite.worker.drafting.interface import DraftRows
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, StepPlan
 

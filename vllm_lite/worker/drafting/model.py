@@ -17,7 +17,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.kernels.metadata import attention_metadata
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.batch import HostInputs
-from vllm_lite.worker.drafts import DraftRows
+from vllm_lite.worker.drafting.interface import DraftRows
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 

@@ -25,10 +25,10 @@ from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.models.taps import TappedForward
 from vllm_lite.spec_decode.drafter import Drafter, make_drafter
 from vllm_lite.worker.batch import HostInputs
-from vllm_lite.worker.custom_drafts import CustomDrafts
-from vllm_lite.worker.draft_heads import HeadDrafts, MedusaDrafts
-from vllm_lite.worker.draft_model import DraftModel, Forward, most_draft_tokens
-from vllm_lite.worker.drafts import DraftRows, StepDrafter
+from vllm_lite.worker.drafting.custom import CustomDrafts
+from vllm_lite.worker.drafting.heads import HeadDrafts, MedusaDrafts
+from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
+from vllm_lite.worker.drafting.model import DraftModel, Forward, most_draft_tokens
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, StepPlan
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vllm_lite.worker.drafts import DraftRows, StepDrafter
+from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import StepPlan
 

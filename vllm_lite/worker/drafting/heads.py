@@ -19,7 +19,7 @@ from vllm_lite.kernels.transfer import to_device
 from vllm_lite.models.draft_head import DraftHead
 from vllm_lite.models.medusa import MedusaModel
 from vllm_lite.worker.batch import HostInputs
-from vllm_lite.worker.drafts import DraftRows
+from vllm_lite.worker.drafting.interface import DraftRows
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 
