@@ -69,6 +69,10 @@ class Attention(nn.Module):
         self._ops.reshape_and_cache(key, value, self._key_cache, self._value_cache, slots)
         return self.attend(query)
 
+    def destination(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The caches of keys and of values, and the slots [T] of the step's tokens in them."""
+        return self._key_cache, self._value_cache, current_metadata().slot_mappings[self._group]
+
     def attend(self, query: Tensor) -> Tensor:
         """Attend by query [T, H, D] to what is cached; of another layer, it may be."""
         step = current_metadata()

@@ -156,6 +156,10 @@ class QKVParallelLinear(ParallelLinear):
         """This rank's queries, keys and values, [T, heads, D] each, of what `kernel` returned."""
         return projected.view(self._shape).split_with_sizes(self._counts, 1)
 
+    def all_heads(self, projected: Tensor) -> Tensor:
+        """The same as one tensor [T, heads, D], if values are as wide as keys."""
+        return projected.view(self._shape)
+
     def _uneven_heads(self, projected: Tensor) -> Sequence[Tensor]:
         shapes = list(zip(self._counts, self._sizes, strict=True))
         parts = projected.split_with_sizes([count * size for count, size in shapes], 1)

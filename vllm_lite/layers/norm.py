@@ -99,6 +99,11 @@ class Norm(nn.Module, metaclass=ABCMeta):
 class RMSNorm(Norm):
     """x / rms(x) * weight."""
 
+    @property
+    def weight(self) -> Tensor:
+        """[N] of the storage type or float32, filled when weights are loaded."""
+        return self._weight
+
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return self._ops.rms_norm(x, self._weight, self._eps, out=out)
 

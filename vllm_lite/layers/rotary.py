@@ -120,29 +120,29 @@ class RotaryEmbedding(nn.Module):
         rotary_size = settings.rotary_size
         self._settings = settings
         self._num_positions = num_positions
-        self._table = torch.empty(num_positions, rotary_size, dtype=torch.float32)
+        self.table = torch.empty(num_positions, rotary_size, dtype=torch.float32)
         self._factors = torch.ones(rotary_size // 2, dtype=torch.float32)
-        self._is_neox = not settings.is_interleaved
+        self.is_neox = not settings.is_interleaved
         self._rotate = ops().rotary_embedding
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> None:
         """Rotate query [T, H, D] and key [T, K, D] in place; positions [T] int64."""
-        self._rotate(positions, query, key, self._table, self._is_neox)
+        self._rotate(positions, query, key, self.table, self.is_neox)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         if self._settings.has_frequency_factors:
             yield NamedSlot("", "frequency_factors", WeightSlot.whole(self._factors))
 
     def process_weights_after_loading(self) -> None:
-        with self._table.device:
+        with self.table.device:
             positions = torch.arange(self._num_positions, dtype=torch.float32)
             frequencies, magnitude = compute_frequencies(self._settings, positions)
         angles = positions[:, None] * (frequencies / self._factors)
         half = angles.shape[1]
-        torch.cos(angles, out=self._table[:, :half])
-        torch.sin(angles, out=self._table[:, half:])
+        torch.cos(angles, out=self.table[:, :half])
+        torch.sin(angles, out=self.table[:, half:])
         if magnitude != 1.0:
-            self._table.mul_(magnitude)
+            self.table.mul_(magnitude)
 
 
 class QueryScale(nn.Module):

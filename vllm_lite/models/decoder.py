@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.distributed.groups import head_shards, tp_size
-from vllm_lite.errors import CheckpointError
+from vllm_lite.distributed.groups import head_shards
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, LayerCache, attention
 from vllm_lite.layers.embedding import LearnedPositions, ParallelLMHead, VocabParallelEmbedding
 from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
-from vllm_lite.layers.norm import Norm, NormSpec, ResidualNorm, make_norm
+from vllm_lite.layers.norm import Norm, ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.score_terms import ScoreTerms
 from vllm_lite.layers.state import Mixer, MixersBeside, StateCache, StateMixer, StateSpec
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.direction import for_direction
 from vllm_lite.models.ffn import make_mlp
+from vllm_lite.models.head_steps import head_norms, head_steps, rotated_write
 from vllm_lite.models.heads import Heads, HeadSpec, score_heads
 from vllm_lite.models.latent_attention import LatentAttention
 from vllm_lite.models.options import BuildOptions
@@ -80,15 +80,10 @@ class SelfAttention(nn.Module):
             bias=spec.output_bias,
         )
         self._gate = ops().gated_product
-        self._steps: list[Callable[[Tensor, Tensor, Tensor], None]] = []
-        if spec.qk_norm is not None:
-            self._steps.append(self._make_norms(spec, spec.qk_norm, options.dtype))
-        if spec.rotary is not None:
-            rotate = tables.of(spec.rotary).forward
-            self._steps.insert(0 if spec.is_normed_after_rotation else len(self._steps), rotate)
-        if spec.query_scaling is not None:
-            scale = tables.scale_of(spec.query_scaling, spec.head_size).forward
-            self._steps.append(lambda positions, query, key: scale(positions, query))
+        norms = head_norms(spec, options.dtype)
+        if norms is not None:
+            self.q_norm, self.k_norm = norms
+        self._steps = head_steps(spec, norms, tables)
         terms = ScoreTerms(
             heads=heads,
             softcap=spec.softcap,
@@ -103,35 +98,13 @@ class SelfAttention(nn.Module):
         )
         make: Callable[..., nn.Module] = EncoderAttention if spec.is_bidirectional else causal
         self.attn: Any = make(spec.scale, spec.window, terms)
+        write = rotated_write(spec, options, norms, tables)
+        if write is not None:
+            self._write, self._num_heads, self._all_heads = write, heads.size, projection.all_heads
+            self._attend = self._attend_rotating  # type: ignore[method-assign]
         if spec.qkv_clip is not None:
             self._clip = partial(ops().scaled_add, limit=spec.qkv_clip)
             self.forward = self._forward_clipped  # type: ignore[method-assign]
-
-    def _make_norms(
-        self, spec: AttentionSpec, norm: NormSpec, dtype: torch.dtype
-    ) -> Callable[[Tensor, Tensor, Tensor], None]:
-        """Build the norms of queries and keys; return what applies them in place."""
-        shards = head_shards(spec.num_heads, spec.num_kv_heads)
-        is_one_row = spec.qk_norm_weight == "one row"
-        if is_one_row and tp_size() > 1:
-            raise CheckpointError(
-                "tensor parallelism does not divide a model that normalises all heads as one row; "
-                "use --tensor-parallel-size 1"
-            )
-        widths = [spec.head_size * (heads.size if is_one_row else 1) for heads in shards]
-        q_norm, k_norm = (
-            make_norm(norm, width, dtype, heads if spec.qk_norm_weight == "by head" else None)
-            for width, heads in zip(widths, shards, strict=True)
-        )
-        self.q_norm, self.k_norm = q_norm, k_norm
-
-        def apply(positions: Tensor, query: Tensor, key: Tensor) -> None:
-            if is_one_row:
-                query, key = query.view(-1, widths[0]), key.view(-1, widths[1])
-            q_norm.norm_heads(query)
-            k_norm.norm_heads(key)
-
-        return apply
 
     @property
     def first(self) -> LinearKernel:
@@ -147,6 +120,12 @@ class SelfAttention(nn.Module):
         for step in self._steps:
             step(positions, query, key)
         return self.attn.forward(query, key, value).view(-1, self._width)  # type: ignore[no-any-return]
+
+    def _attend_rotating(self, positions: Tensor, projected: Tensor) -> Tensor:
+        """The same where one operation makes all steps and writes to the cache."""
+        heads = self._all_heads(projected)
+        self._write(positions, heads, *self.attn.destination())
+        return self.attn.attend(heads[:, : self._num_heads]).view(-1, self._width)  # type: ignore[no-any-return]
 
     def _forward_gated(self, positions: Tensor, projected: Tensor) -> Tensor:
         width = projected.shape[1] - self._width
