@@ -31,7 +31,7 @@ OF_CODE = [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", *sorted(DOCS.glob
 OF_OTHERS = """
     --aborts --build-arg --budget-s --check --cpus --cpuset-cpus --demo --dry-run --editable
     --engines --entrypoint --examples --folder --from --gpus --grammar --headers --index-url
-    --memory --no-build-isolation --only --output --requests --rm --rounds --sections --soak-minutes
+    --memory --no-build-isolation --only --output --part --requests --rm --rounds --sections --soak-minutes
     --strict --target --write
 """
 NAMES = [page.name for page in PAGES]

@@ -147,7 +147,7 @@ def attention_cases(dtype: torch.dtype, longest: int) -> Iterator[Case]:
 
 
 def narrow_cache_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """8-bit caches that only the CUDA kernels read."""
+    """8-bit caches without scales of rows."""
     for cached in FLOAT8:
         for size in (64, 80, 96, 128, 256):
             query, keys, values, *rest = paged_arguments([(1, 7), (1, 600)], (8, 2), size, 16)
@@ -256,7 +256,7 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
 
 
 def places_of(codes: Tensor) -> Tensor:
-    """Where 8-bit numbers lie among all of their type, in order."""
+    """The places of 8-bit numbers among all of their type, in order."""
     if not codes.is_floating_point():
         return codes.long()
     bits = codes.view(torch.uint8).long()
@@ -392,15 +392,16 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
         ),
     }
     for name, weight in weights.items():
-        x = torch.randn(rows, weight.num_inputs).to(dtype)
-        yield Case(
-            f"grouped_linear {name} {dtype}",
-            spec,
-            lambda o, t, _: [o.grouped_linear(t[0], packed(o, t[1]))],
-            [x, weight],
-            dtype,
-            ROUNDING[dtype],
-        )
+        for count in (rows, 1, 5):
+            x = torch.randn(count, weight.num_inputs).to(dtype)
+            yield Case(
+                f"grouped_linear {name} {dtype} {count}",
+                spec,
+                lambda o, t, _: [o.grouped_linear(t[0], packed(o, t[1]))],
+                [x, weight],
+                dtype,
+                ROUNDING[dtype],
+            )
         yield Case(
             f"expand_grouped {name} {dtype}",
             spec,

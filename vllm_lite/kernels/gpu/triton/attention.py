@@ -362,12 +362,11 @@ def paged_attention(
     num_requests, blocks = block_table.shape
     is_decode = num_tokens == num_requests and not tuning.is_fixed()
     item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
-    group = num_heads // kv_heads
-    value_size = _value_size(key_cache, value_cache, head_size, lse)
+    group, value_size = num_heads // kv_heads, _value_size(key_cache, value_cache, head_size, lse)
     tiling = choose_tiling(group, max(head_size, value_size), is_decode, item_size, query.device)
     tiles = tiling.num_tiles(num_tokens, num_requests)
     splits = num_splits(tiles * kv_heads, blocks * block_size, tuning.num_processors(query.device))
-    # Of a token of no request the kernel leaves zeros only where a program has one token.
+    # Only a program of one token writes zeros where it is of no request.
     new = query.new_empty if tiling.block_q == 1 else query.new_zeros
     out = new((num_tokens, num_heads, value_size))
     partial = out if splits == 1 else room_for_partials(query, value_size, splits)
