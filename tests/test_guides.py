@@ -31,8 +31,8 @@ OF_CODE = [ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", *sorted(DOCS.glob
 OF_OTHERS = """
     --aborts --build-arg --budget-s --check --cpus --cpuset-cpus --demo --dry-run --editable
     --engines --entrypoint --examples --folder --from --gpus --grammar --headers --index-url
-    --memory --no-build-isolation --only --output --part --requests --rm --rounds --sections --soak-minutes
-    --strict --target --write
+    --memory --no-build-isolation --only --output --part --requests --rm --rounds --sections
+    --soak-minutes --strict --target --write
 """
 NAMES = [page.name for page in PAGES]
 # cli.md is generated from the options, and explains with made-up ones.
