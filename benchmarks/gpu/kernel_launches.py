@@ -75,6 +75,8 @@ def launch_everything() -> None:
         x, weight = tensor(8, 4096, dtype=dtype), tensor(4096, 4096, dtype=dtype)
         ops.fixed_linear(x, weight, None, dtype)
         ops.fixed_linear(x, weight, tensor(4096, dtype=dtype), torch.float32)
+    for rows in (4, 16):
+        launch_grouped(rows)
     for rows in (1, 64, 512):
         launch_scaled(rows)
         launch_grouped(rows)

@@ -16,6 +16,7 @@ from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.gpu.triton.packed_values import INPUTS, kind_of, planes_of, values_of
+from vllm_lite.kernels.gpu.triton.small_products import small_product, takes
 from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
 # From this many rows on, dequantising for every tile costs more than once for all.
@@ -130,6 +131,8 @@ def _product(
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)
+    if takes(weight, num_rows):
+        return small_product(x, weight, bias, out_dtype)
     kind = kind_of(weight)
     tile = tuning.product_tile(kind.tile, num_rows, x.device)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
