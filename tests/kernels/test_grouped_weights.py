@@ -151,6 +151,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 def check_triton(weight: PackedWeight, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
+    from vllm_lite.kernels.gpu.triton.small_products import takes
 
     values = ops.expand_grouped(weight, dtype)
     assert torch.equal(values, reference_grouped.expand_grouped(weight, dtype))
@@ -158,7 +159,11 @@ def check_triton(weight: PackedWeight, dtype: torch.dtype) -> None:
         x = torch.randn(rows, weight.num_inputs + 2).to(dtype)[:, : weight.num_inputs]
         bias = torch.randn(weight.num_outputs) if rows > 1 else None
         ours = ops.grouped_linear(x, weight, bias, torch.float32)
-        theirs = reference_grouped.grouped_linear(x, weight, bias, torch.float32)
+        # Few rows may be multiplied by numbers that are not rounded to the activations' type.
+        is_exact = takes(weight, rows)
+        theirs = reference_grouped.grouped_linear(
+            x.float() if is_exact else x, weight, bias, torch.float32
+        )
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
 
 

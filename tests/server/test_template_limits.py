@@ -48,16 +48,18 @@ def short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_endless_template_is_a_refusal_and_the_others_do_not_wait(template: str) -> None:
     async with http(client_with(template)) as session:
         asked = asyncio.create_task(session.post(CHAT, json={"messages": HI}))
+        # Of the loop's own time: a machine that stalls the whole process says nothing of it. A loop
+        # that waited for the template, idle, would answer once or twice.
         pauses = []
         while not asked.done():
-            start = time.monotonic()
+            start = time.thread_time()
             assert (await session.get("/health")).status_code == 200
-            pauses.append(time.monotonic() - start)
+            pauses.append(time.thread_time() - start)
             await asyncio.sleep(0.02)
         answer = await asked
         assert answer.status_code == 400
         assert "more than 3 seconds" in error_of(answer)["message"] or template == ENDLESS
-        assert len(pauses) > 5 and max(pauses) < 0.5
+        assert len(pauses) > 5 and max(pauses) < 0.2
         counted = await session.post(COUNT, json={"messages": HI, "max_tokens": 1})
         assert counted.status_code == 400
     assert (await post(CHAT, {"messages": HI})).status_code == 200

@@ -106,7 +106,7 @@ def exponents_of(num_outputs):
 
 @triton.jit
 def excess_of(half: tl.constexpr, KIND: tl.constexpr, IS_EXACT: tl.constexpr):
-    """What is added to each of `numbers_of` a half."""
+    """The number that is added to each of `numbers_of` a half."""
     if KIND.has_table:
         return 0.0
     else:
