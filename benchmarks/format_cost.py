@@ -215,7 +215,12 @@ def main() -> None:
     parser.add_argument("--few-rows", default="", metavar="N,...", help="time these numbers too")
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
-    few = [int(number) for number in args.few_rows.split(",") if number]
+    try:
+        few = [int(number) for number in args.few_rows.split(",") if number]
+    except ValueError:
+        few = [0]
+    if min(few, default=1) < 1:
+        raise SystemExit(f"--few-rows takes numbers of rows from 1 on, not {args.few_rows!r}")
     num_threads = num_compute_threads()
     torch.manual_seed(0)
     torch.set_num_threads(num_threads)
