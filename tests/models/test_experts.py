@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from operator import itemgetter
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.models.checkpoints import make_model, save
+from tests.models.load_memory import memory_of_loading
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
 from tests.models.test_gguf import SIZES, write_gguf
@@ -22,7 +22,6 @@ from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.reference.experts import ExpertForm
 from vllm_lite.kernels.reference.quantized import QuantizedWeight
-from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.quantization import experts
 from vllm_lite.quantization.experts import check_experts, experts_kernel
 from vllm_lite.quantization.storage import stored_weights
@@ -40,14 +39,6 @@ def logits(model: Any, **options: Any) -> torch.Tensor:
 
 def distance(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got - want).norm() / want.norm())
-
-
-def own_bytes() -> int:
-    """Memory in use that no file is behind; what the allocator keeps for later is handed back."""
-    ctypes.CDLL(None).malloc_trim(0)
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024
 
 
 def stack_experts(path: Path) -> Path:
@@ -113,9 +104,7 @@ def test_experts_may_be_floats_of_four_bits(tmp_path: Path) -> None:
 
 @compiled
 @pytest.mark.parametrize("stored_as", ["one by one", "stacks", "BF16", "Q8_0"])
-def test_loading_takes_little_more_than_the_experts(
-    stored_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_takes_little_more_than_the_experts(stored_as: str, tmp_path: Path) -> None:
     model = make_model("qwen3_moe", **SIZES, moe_intermediate_size=160, num_experts=128)
     quantization = "gguf" if stored_as == "Q8_0" else None
     if stored_as in ("one by one", "stacks"):
@@ -125,26 +114,11 @@ def test_loading_takes_little_more_than_the_experts(
     else:
         path, kind = tmp_path / "m.gguf", GGML[stored_as]
         write_gguf(path, "qwen3moe", model, lambda name: GGML.F32 if "inp" in name else kind)
-    del model
-    held: list[int] = []
-    finish = ParallelLinear.process_weights_after_loading
-
-    def watched(layer: ParallelLinear) -> None:
-        held.append(own_bytes())  # filled
-        finish(layer)
-        held.append(own_bytes())  # packed too
-
-    monkeypatch.setattr(ParallelLinear, "process_weights_after_loading", watched)
-    # Whatever is made once is made now.
-    load(path, "bfloat16", quantization=quantization)
-    held.clear()
-    before = own_bytes()
-    loaded = load(path, "bfloat16", quantization=quantization)
-    stored = sum(weight.num_bytes for weight in stored_weights(loaded))
-    assert len(held) > 2 * 2 * 2 * 128
+    held, stored, readings = memory_of_loading(path, quantization)
+    assert readings > 2 * 2 * 2 * 128
     assert stored > 2 * 128 * 3 * 256 * 160 * (1 if stored_as == "Q8_0" else 2)
     # Pools of packed weights are mapped in pieces of 64 MiB, but only what is used takes memory.
-    assert max(held) - before < 1.1 * stored + (4 << 20)
+    assert held < 1.1 * stored + (4 << 20)
 
 
 @compiled

@@ -13,20 +13,19 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from tests.models.checkpoints import make_model, save
+from tests.models.load_memory import memory_of_loading
 from tests.models.quantized_checkpoints import Quantise, scaled, write_pair
 from tests.models.runner import load
 from tests.models.stored_codes import bitsandbytes, mx, nvfp4
-from tests.models.test_experts import compiled, own_bytes
+from tests.models.test_experts import compiled
 from tests.models.test_quantized_checkpoints import SIZES, layers, logits
 from vllm_lite.config.gguf_header import GGML_TYPES
 from vllm_lite.errors import CheckpointError, UsageError
-from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import StoredTensor
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.registry import get_linear_method
-from vllm_lite.quantization.storage import stored_weights
 
 E4M3 = torch.float8_e4m3fn
 WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
@@ -133,31 +132,16 @@ def test_kernels_keep_codes_alone(tmp_path: Path) -> None:
 
 @compiled
 @pytest.mark.parametrize("name", ["nf4", "fp8", "q4_k"])
-def test_loading_holds_the_codes_and_the_layers_at_hand(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_holds_the_codes_and_the_layers_at_hand(name: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 12}
     path = save(make_model("llama", **sizes).bfloat16(), tmp_path)
-    held: list[int] = []
-    finish = ParallelLinear.process_weights_after_loading
-
-    def watched(layer: ParallelLinear) -> None:
-        held.append(own_bytes())
-        finish(layer)
-        held.append(own_bytes())
-
-    monkeypatch.setattr(ParallelLinear, "process_weights_after_loading", watched)
-    load(path, "bfloat16", quantization=name)  # what is made once is made now
-    held.clear()
-    before = own_bytes()
-    model = load(path, "bfloat16", quantization=name)
-    stored = sum(weight.num_bytes for weight in stored_weights(model))
+    held, stored, _ = memory_of_loading(path, name)
     values = 12 * (512 * 512 * 3 + 512 * 1024 * 3)
     bits = {"nf4": 4.5, "fp8": 8, "q4_k": 4.5}[name]
     assert stored < 1.1 * values * bits / 8 + (1 << 20)
     # Each of two threads has a layer's weights, codes and planes.
     largest = 2 * 512 * 1024
-    assert max(held) - before < stored + 2 * 5 * largest + (4 << 20) < values * 2
+    assert held < stored + 2 * 5 * largest + (4 << 20) < values * 2
 
 
 def formats(model: Any) -> dict[str, list[str]]:

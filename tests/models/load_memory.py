@@ -1,0 +1,56 @@
+"""How much memory a load takes, measured in a process of its own.
+
+A test worker of thousands of tests hands its pages back when it likes; a new process has none
+to hand back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.models.runner import load
+from vllm_lite.layers.linear import ParallelLinear
+from vllm_lite.quantization.storage import stored_weights
+
+
+def memory_of_loading(path: Path, quantization: str | None) -> tuple[int, int, int]:
+    """Load in bfloat16; the most bytes held above those before, bytes stored, and readings."""
+    command = [sys.executable, "-m", "tests.models.load_memory", str(path), quantization or ""]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    held, stored, readings = json.loads(done.stdout.splitlines()[-1])
+    return held, stored, readings
+
+
+def own_bytes() -> int:
+    """Memory in use that no file is behind; what the allocator keeps for later is handed back."""
+    ctypes.CDLL(None).malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    path, quantization = Path(sys.argv[1]), sys.argv[2] or None
+    held: list[int] = []
+    finish = ParallelLinear.process_weights_after_loading
+
+    def watched(layer: ParallelLinear) -> None:
+        held.append(own_bytes())  # filled
+        finish(layer)
+        held.append(own_bytes())  # packed too
+
+    ParallelLinear.process_weights_after_loading = watched  # type: ignore[method-assign]
+    load(path, "bfloat16", quantization=quantization)  # what is made once is made now
+    held.clear()
+    before = own_bytes()
+    model = load(path, "bfloat16", quantization=quantization)
+    stored = sum(weight.num_bytes for weight in stored_weights(model))
+    print(json.dumps([max(held) - before, stored, len(held)]))
+
+
+if __name__ == "__main__":
+    main()
