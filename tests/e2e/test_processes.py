@@ -24,6 +24,7 @@ from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.front.async_llm import AsyncLLM
+from vllm_lite.engine.link import spawn
 from vllm_lite.engine.link.core_process import CoreProcess, launch_core
 from vllm_lite.errors import CheckpointError, EngineDeadError
 
@@ -250,6 +251,38 @@ def test_a_stopped_core_ends_the_server_within_seconds() -> None:
         assert server.process.wait(20) == 1
         wait_gone([core.pid], 5)
         assert "SIGSTOP" in server.log()
+
+
+def test_a_core_that_was_spawned_ahead_is_taken(config: VllmConfig) -> None:
+    spawn.spawn_ahead()
+    handle = launch_core(config)
+    assert isinstance(handle, CoreProcess)
+    assert spawn._ahead is None
+    assert handle.wait_ready().num_blocks == 300
+    handle.stop(5)
+
+
+@pytest.mark.parametrize("given", [("/no/such/model",), ("demo", "--no-such-option")])
+def test_mistakes_in_options_leave_no_process(given: tuple[str, ...]) -> None:
+    before = private_directories()
+    words = [sys.executable, "-m", "vllm_lite", "serve", *given]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as serve:
+        cores = [child.pid for child in watched_children(serve.pid)]
+        _, text = serve.communicate(timeout=30)
+    assert serve.returncode in (1, 2)
+    assert "error: " in text.splitlines()[-1]
+    wait_gone(cores, 2)
+    assert private_directories() <= before
+
+
+def watched_children(pid: int) -> list[psutil.Process]:
+    """The children of a process that starts one within some seconds."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        if found := psutil.Process(pid).children(recursive=True):
+            return found
+        time.sleep(0.005)
+    raise AssertionError("no child was started")
 
 
 def test_a_core_outlives_the_thread_that_asked_for_it(config: VllmConfig) -> None:

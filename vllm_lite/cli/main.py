@@ -70,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{_usage()}vllm-lite: error: unknown {kind} {words[0]!r} ({hint})\n")
         return 2
     try:
+        if words[0] == "serve" and not any(word.startswith(("-h", "--help")) for word in words):
+            # Its engine core imports while this process does, and reads the options.
+            call("engine.link.spawn.spawn_ahead")
         module = COMMANDS[words[0]][0].removeprefix("vllm_lite.")
         code = int(call(f"{module}.run", words[1:]))
     except VLLMLiteError as error:

@@ -1,8 +1,7 @@
 """The engine core as a process of its own: `python -m vllm_lite.engine.core`.
 
-CoreProcess passes the channel's directory, the heartbeat's descriptor, the parent's pid and the
-number of front ends as arguments, and the configuration as msgpack on standard input. The process
-dies with its parent and leaves every other signal to it.
+SpawnedCore passes the heartbeat's descriptor and the parent's pid as arguments, and later a CoreJob
+on standard input. The process dies with its parent and leaves every other signal to it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
 from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
+from vllm_lite.engine.link.spawn import CoreJob
 from vllm_lite.executor.select import make_executor
 from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import make_stderr_lossy, set_process_name
@@ -27,9 +27,8 @@ from vllm_lite.platform import bind_compute_threads
 LINGER = 2.0
 
 
-def build_core() -> EngineCore:
-    """Read the configuration, load the model."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=VllmConfig)
+def build_core(config: VllmConfig) -> EngineCore:
+    """Load the model."""
     config.logging.apply()
     if not config.parallel.has_ranks:
         # Before torch is imported: its threads inherit the mask of the one that starts them.
@@ -44,7 +43,7 @@ def build_core() -> EngineCore:
 
 def main(arguments: list[str]) -> int:
     """Run one engine core until Shutdown; returns the exit code."""
-    directory, heartbeat_fd, parent_pid = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    heartbeat_fd, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
     make_stderr_lossy()
     # A signal to the whole tree is for the parent, which drains and then stops its child.
@@ -52,8 +51,15 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     set_process_name("EngineCore")
 
-    channel = CoreChannel(directory, int(arguments[3]))
-    error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(build_core)
+    decode = msgspec.msgpack.decode
+    given = sys.stdin.buffer.read()
+    if not given:
+        return 0  # The parent found a mistake in its options.
+    job = decode(given, type=CoreJob)
+    channel = CoreChannel(Path(job.directory), job.num_front_ends)
+    error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(
+        lambda: build_core(decode(job.config, type=VllmConfig))
+    )
     channel.close(LINGER)
     return 0 if error is None else 1
 

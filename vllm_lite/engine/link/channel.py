@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
@@ -28,8 +27,8 @@ from vllm_lite.engine.link.messages import (
     ToCore,
     Undecodable,
 )
+from vllm_lite.engine.link.spawn import HEARTBEAT_SIZE, heartbeat_memory
 
-SIZE = 16
 Received = TypeVar("Received")
 
 
@@ -38,16 +37,14 @@ class Heartbeat:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._map = mmap.mmap(fd, SIZE)
+        self._map = mmap.mmap(fd, HEARTBEAT_SIZE)
         # Aligned 8-byte stores: a reader never sees half a number.
         self._stamp = memoryview(self._map).cast("q")
 
     @classmethod
     def create(cls) -> Heartbeat:
         """New memory; hand `fd` to the process that stamps."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(SIZE)
-            return cls(os.dup(file.fileno()))
+        return cls(heartbeat_memory())
 
     def begin_step(self) -> None:
         self._stamp[0] = time.monotonic_ns()

@@ -114,10 +114,9 @@ class CoreHandle(ABC):
 class StartedCore(CoreHandle):
     """A core that this process started, and that ends with it."""
 
-    def __init__(self, num_front_ends: int = 1) -> None:
-        exit_fd, self._exit_writer = os.pipe()
+    def __init__(self, heartbeat: Heartbeat, exit_fd: int, num_front_ends: int = 1) -> None:
         self.num_front_ends = num_front_ends
-        super().__init__(_private_directory(), Heartbeat.create(), exit_fd, front_end=0)
+        super().__init__(_private_directory(), heartbeat, exit_fd, front_end=0)
 
     @abstractmethod
     def start(self, config: VllmConfig) -> None:

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import shutil
 import weakref
 from pathlib import Path
 
-import msgspec
-
-from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.engine.link.channel import Heartbeat
 from vllm_lite.engine.link.core_handle import StartedCore
-from vllm_lite.errors import EngineDeadError, UsageError
+from vllm_lite.engine.link.spawn import allow_open_files, discard_spawned, spawn_core
 from vllm_lite.lifeline import ChildProcess
-
-# Files that an engine's processes open before the first client comes, and that many clients take.
-_FEWEST_FILES, _ENOUGH_FILES = 96, 65535
 
 
 class CoreProcess(StartedCore):
     """An engine core in a child process, which starts to import at once."""
 
     def __init__(self, num_front_ends: int = 1) -> None:
-        super().__init__(num_front_ends)
-        environment = envs.module_environment()
-        # Waiting OpenMP threads sleep: on a crowded machine spinning ones starve the rest.
-        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        environment.setdefault("GOMP_SPINCOUNT", "1000")
-        self._child = ChildProcess(
-            "vllm_lite.engine.core",
-            [str(self.directory), str(self.heartbeat.fd), str(os.getpid()), str(num_front_ends)],
-            pass_fds=(self.heartbeat.fd,),
-            environment=environment,
-            exit_writer=self._exit_writer,
+        self._spawned = spawn_core()
+        super().__init__(
+            Heartbeat(self._spawned.heartbeat_fd), self._spawned.exit_fd, num_front_ends
         )
-        if self._child.process is None:
-            self.close()
-            raise EngineDeadError(f"The engine core could not be started: {self._child.error}")
-        self._process = self._child.process
-        self._finalizer = weakref.finalize(self, _clean_up, self._child, self.directory)
+        self._finalizer = weakref.finalize(self, _clean_up, self._spawned.child, self.directory)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._spawned.process.pid
 
     def start(self, config: VllmConfig) -> None:
         # A core that waits for a GPU or for ranks may use no processor meanwhile.
         self.computes_itself = config.device == "cpu" and not config.parallel.has_ranks
         self.watched_pid = self.pid
-        self._child.give(msgspec.msgpack.encode(config))
+        self._spawned.give(config, str(self.directory), self.num_front_ends)
 
     def kill(self) -> None:
-        self._child.kill()
-        self._child.ended.wait()
+        self._spawned.child.kill()
+        self._spawned.child.ended.wait()
 
     def exit_cause(self) -> str:
-        return self._child.exit_cause()
+        return self._spawned.child.exit_cause()
 
 
 def _clean_up(child: ChildProcess, directory: Path) -> None:
@@ -76,27 +57,14 @@ def launch_core(
 
     Only a child can have several front ends. Raises UsageError where too few files may be opened.
     """
-    _allow_open_files()
     if in_process:
         # Imported here: it needs modules of the engine core that only a core's process has.
         from vllm_lite.engine.link.inproc_client import CoreThread
 
+        allow_open_files()
+        discard_spawned()
         handle: StartedCore = CoreThread()
     else:
         handle = CoreProcess(num_front_ends)
     handle.start(config)
     return handle
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files as far as this user may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    if soft != resource.RLIM_INFINITY and soft < _FEWEST_FILES:
-        raise UsageError(
-            f"This process may open only {soft} files, an engine needs {_FEWEST_FILES} and more "
-            "for its clients; raise the limit (ulimit -n)"
-        )

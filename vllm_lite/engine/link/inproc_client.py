@@ -33,7 +33,8 @@ class CoreThread(StartedCore):
     """An engine core in a thread of this process."""
 
     def __init__(self, make_executor: Callable[[VllmConfig], Executor] = make_executor) -> None:
-        super().__init__()
+        exit_fd, self._exit_writer = os.pipe()
+        super().__init__(Heartbeat.create(), exit_fd)
         self._make_executor = make_executor
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
