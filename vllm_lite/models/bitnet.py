@@ -10,7 +10,7 @@ from vllm_lite.layers.mlp import GatedMLP
 from vllm_lite.layers.norm import Norm, make_norm
 from vllm_lite.models.decoder import DecoderForCausalLM, DecoderLayer
 from vllm_lite.models.options import BuildOptions
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
+from vllm_lite.models.spec import DecoderSpec, biased_spec, size
 from vllm_lite.quantization.storage import StoringKernel
 
 
@@ -37,8 +37,7 @@ class BitNetForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        bias = bool(facts.hf_config.get("attention_bias"))
-        return decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        return biased_spec(facts)
 
 
 def _norm_inputs(linear: RowParallelLinear, norm: Norm) -> None:

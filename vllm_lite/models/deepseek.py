@@ -1,4 +1,4 @@
-"""DeepSeekMoE (arXiv:2401.06066), the first: softmax routing, shared experts, Llama's attention."""
+"""DeepSeek: Llama with shared experts; from V2 on latent attention, from V3 a bias to choose by."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
-from vllm_lite.models.mixtures import expert_rules, routed_experts, shared_mlp, with_experts
-from vllm_lite.models.spec import DecoderSpec, positive, size
+from vllm_lite.models.mixtures import (
+    check_field,
+    expert_rules,
+    expert_size,
+    routed_experts,
+    shared_mlp,
+    sparse_layers,
+    with_biased_experts,
+    with_experts,
+)
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, size
 
 
 class DeepseekForCausalLM(DecoderForCausalLM):
@@ -35,3 +46,48 @@ class DeepseekForCausalLM(DecoderForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return [*gguf_pairs(facts), *expert_rules(size(facts, "moe_intermediate_size"))]
+
+
+_METHODS = ("greedy", "group_limited_greedy")
+
+
+class DeepseekV2ForCausalLM(DecoderForCausalLM):
+    """DeepSeek-AI, 2024 (arXiv:2405.04434): experts by softmax, maybe from the best groups."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        check_field(facts, "topk_method", *_METHODS)
+        is_grouped = hf.get("topk_method") == _METHODS[1]
+        routing = Routing(
+            top_k=size(facts, "num_experts_per_tok"),
+            is_renormalized=bool(hf.get("norm_topk_prob")),
+            scale=positive(facts, "routed_scaling_factor", 1.0),
+            num_groups=size(facts, "n_group") if is_grouped else 1,
+            top_groups=size(facts, "topk_group") if is_grouped else 1,
+        )
+        experts = routed_experts(facts, routing, shared=shared_mlp(facts, "num_shared_experts"))
+        return with_experts(_dense(facts), experts, sparse_layers(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return expert_rules(expert_size(facts))
+
+
+class DeepseekV3ForCausalLM(DecoderForCausalLM):
+    """DeepSeek-AI, 2024 (arXiv:2412.19437): experts by logistic scores and a bias."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return with_biased_experts(facts, _dense(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return expert_rules(expert_size(facts))
+
+
+def _dense(facts: ModelFacts) -> DecoderSpec:
+    """The model without experts; neighbours are rotated unless it says otherwise."""
+    spec = decoder_spec(facts, mlp_bias=bool(facts.hf_config.get("mlp_bias")))
+    is_interleaved = bool(facts.hf_config.get("rope_interleave", True))
+    return with_latents(spec, facts, is_interleaved=is_interleaved)

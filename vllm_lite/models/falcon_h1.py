@@ -14,8 +14,8 @@ from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, renamed, times
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import hybrid_mamba2
-from vllm_lite.models.mamba2 import mamba2_rules
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive
+from vllm_lite.models.mamba import mamba2_rules
+from vllm_lite.models.spec import DecoderSpec, biased_spec, positive
 
 
 class FalconH1ForCausalLM(DecoderForCausalLM):
@@ -23,11 +23,8 @@ class FalconH1ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        hf, mixer = facts.hf_config, _mixer(facts)
-        bias = bool(hf.get("attention_bias"))
-        plain = decoder_spec(
-            facts, qkv_bias=bias, output_bias=bias, mlp_bias=bool(hf.get("mlp_bias"))
-        )
+        mixer = _mixer(facts)
+        plain = biased_spec(facts, mlp_bias=bool(facts.hf_config.get("mlp_bias")))
         layers = (replace(layer, beside_attention=mixer) for layer in plain.layers)
         return replace(
             plain,

@@ -1,4 +1,4 @@
-"""Gemma and its second generation: norms that store their weight minus 1, a scaled embedding."""
+"""Gemma: norms that store their weight minus 1, a scaled embedding; then soft caps and windows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Rule, plus_one, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, with_layers
+from vllm_lite.models.spec import (
+    DecoderSpec,
+    biased_spec,
+    positive,
+    rotary_settings,
+    with_layers,
+    with_rotaries,
+)
 
 # Norms around both blocks, by their names from the second generation on.
 FOUR_NORMS = {
@@ -74,8 +81,7 @@ def capped_spec(facts: ModelFacts) -> DecoderSpec:
 
 def gemma_spec(facts: ModelFacts) -> DecoderSpec:
     """Llama's shape with Gemma's norms, before blocks alone, and its scaled embedding."""
-    bias = bool(facts.hf_config.get("attention_bias"))
-    plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+    plain = biased_spec(facts)
     return replace(
         plain,
         norm=NormSpec(eps=plain.norm.eps, in_float32=True),
@@ -88,3 +94,19 @@ def stored_minus_one(norms: dict[str, str]) -> list[Rule]:
     layer = "model.layers.*"
     names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in norms.items()}
     return renamed({**names, "model.norm": "model.norm"}, transform=plus_one)
+
+
+class Gemma3ForCausalLM(DecoderForCausalLM):
+    """Gemma Team, 2025."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        plain = capped_spec(facts)
+        names = {True: "sliding_attention", False: "full_attention"}
+        rotaries = [rotary_settings(facts, names[is_local]) for is_local in facts.local_layers]
+        return with_layers(with_rotaries(plain, rotaries), {"qk_norm": plain.norm}, norms="both")
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        head_norms = ("self_attn.q_norm", "self_attn.k_norm")
+        return stored_minus_one(FOUR_NORMS | {name: name for name in head_norms})

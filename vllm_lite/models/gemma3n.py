@@ -38,14 +38,7 @@ from vllm_lite.models.per_layer_inputs import (
     shared_caches,
     whole_linear,
 )
-from vllm_lite.models.spec import (
-    DecoderSpec,
-    LayerSpec,
-    MLPSpec,
-    positive,
-    rotary_settings,
-    size,
-)
+from vllm_lite.models.spec import DecoderSpec, LayerSpec, MLPSpec, positive, rotary_settings, size
 from vllm_lite.quantization.method import LinearKernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 

@@ -1,4 +1,4 @@
-"""GLM: neighbouring pairs of a part of each head are rotated; gate and up are stored as one."""
+"""GLM: neighbouring pairs of a part of each head are rotated; GLM-4.5: experts as DeepSeek-V3's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, fused, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.mixtures import FILE_NORMS, expert_rules, with_biased_experts
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, rotary_settings, size, with_layers
 
 
@@ -41,3 +42,18 @@ class Glm4ForCausalLM(GlmForCausalLM):
         names = {"post_self_attn_layernorm": "mixer", "post_mlp_layernorm": "ffn"}
         norms = {f"{layer}.{old}": f"{layer}.{new}_output_norm" for old, new in names.items()}
         return (*GlmForCausalLM.weight_rules(facts), *renamed(norms))
+
+
+class Glm4MoeForCausalLM(DecoderForCausalLM):
+    """Zhipu AI, 2025."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        bias = bool(facts.hf_config.get("attention_bias"))
+        is_normed = bool(facts.hf_config.get("use_qk_norm"))
+        dense = decoder_spec(facts, qkv_bias=bias, has_qk_norm=is_normed)
+        return with_biased_experts(facts, dense)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return [*FILE_NORMS, *expert_rules(size(facts, "moe_intermediate_size"))]

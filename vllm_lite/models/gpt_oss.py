@@ -12,14 +12,7 @@ from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, Stack, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mixtures import FILE_NORMS, MLP, expert_size, with_experts
-from vllm_lite.models.spec import (
-    DecoderSpec,
-    ExpertsSpec,
-    decoder_spec,
-    positive,
-    size,
-    with_layers,
-)
+from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, biased_spec, positive, size, with_layers
 
 _EXPERTS = f"{MLP}.experts"
 # Of a gate in its logistic function, as in the quick approximation of GELU.
@@ -34,8 +27,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
         alpha = facts.hf_config.get("swiglu_alpha", _ALPHA)
         if alpha != _ALPHA:
             raise CheckpointError(f"{facts.path}: swiglu_alpha is {alpha!r}, not {_ALPHA}")
-        bias = bool(facts.hf_config.get("attention_bias"))
-        dense = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        dense = biased_spec(facts)
         experts = ExpertsSpec(
             num_experts=size(facts, "num_experts"),
             intermediate_size=expert_size(facts),

@@ -6,10 +6,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import AnyRule, Rule, renamed
+from vllm_lite.kernels.reference.experts import Routing
+from vllm_lite.loader.weight_rules import AnyRule, Rule, fused, renamed, stacked_experts
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.hybrid import hybrid_mamba2, layer_kinds
+from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
-from vllm_lite.models.spec import DecoderSpec, positive, size, with_layers
+from vllm_lite.models.mamba import mamba2_rules
+from vllm_lite.models.mixtures import (
+    LAYERS,
+    MLP,
+    expert_rules,
+    expert_size,
+    routed_experts,
+    with_experts,
+)
+from vllm_lite.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+    positive,
+    size,
+    with_layers,
+)
 
 
 class GraniteForCausalLM(DecoderForCausalLM):
@@ -73,3 +94,99 @@ def _scaled(facts: ModelFacts, logit_scale: float) -> DecoderSpec:
     if scale is None:
         return spec
     return with_layers(spec, {"scale": positive(facts, "attention_multiplier", 1)})
+
+
+class GraniteMoeForCausalLM(GraniteForCausalLM):
+    """IBM, 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return with_experts(GraniteForCausalLM.spec(facts), granite_experts(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return [*gguf_pairs(facts), *granite_rules(facts)]
+
+
+def granite_experts(facts: ModelFacts) -> ExpertsSpec:
+    """Experts whose weights are the softmax of the chosen logits, and the MLP beside them."""
+    routed = routed_experts(facts, Routing(top_k=size(facts, "num_experts_per_tok")))
+    if not facts.hf_config.get("shared_intermediate_size"):
+        return routed
+    width = size(facts, "shared_intermediate_size")
+    return replace(routed, shared=MLPSpec(intermediate_size=width, act=routed.act))
+
+
+def granite_rules(facts: ModelFacts) -> list[AnyRule]:
+    """Granite's names: experts in one tensor, gates and factors as one matrix."""
+    width, old = expert_size(facts), f"{LAYERS}.block_sparse_moe"
+    shared = facts.hf_config.get("shared_intermediate_size") or 0
+    sizes = {"gate_proj": shared, "up_proj": shared}
+    stored = ("input_linear.weight", "output_linear.weight")
+    return [
+        *expert_rules(width, old),
+        *stacked_experts(old, f"{MLP}.experts.*", width, suffixes=stored),
+        fused(f"{LAYERS}.shared_mlp.input_linear", f"{MLP}.shared_experts", sizes),
+        *renamed(
+            {
+                f"{old}.router": f"{MLP}.gate",
+                f"{old}.router.layer": f"{MLP}.gate",
+                f"{LAYERS}.shared_mlp.output_linear": f"{MLP}.shared_experts.down_proj",
+            }
+        ),
+    ]
+
+
+class GraniteMoeHybridForCausalLM(DecoderForCausalLM):
+    """IBM, 2025."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf = facts.hf_config
+        plain, mamba = GraniteForCausalLM.spec(facts), hybrid_mamba2(facts)
+        ffn: MLPSpec | ExpertsSpec = MLPSpec(
+            intermediate_size=size(facts, "shared_intermediate_size"), act=hf["hidden_act"]
+        )
+        if hf.get("num_experts"):
+            ffn = granite_experts(facts)
+        kinds = (
+            layer_kinds(facts)
+            if hf.get("layer_types") is not None
+            else ["state"] * len(plain.layers)
+        )
+
+        def layer(old: LayerSpec, kind: str) -> LayerSpec:
+            if kind == "state":
+                return replace(old, mixer=mamba, ffn=ffn)
+            assert isinstance(old.mixer, AttentionSpec)
+            is_rotated = hf.get("position_embedding_type") == "rope"
+            rotary = old.mixer.rotary if is_rotated else None
+            return replace(old, mixer=replace(old.mixer, rotary=rotary), ffn=ffn)
+
+        return replace(plain, layers=tuple(map(layer, plain.layers, kinds)))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        layer = "model.layers.*"
+        mamba = mamba2_rules(f"{layer}.mamba", f"{layer}.mixer", hybrid_mamba2(facts))
+        mamba += gguf_pairs(facts)
+        if facts.hf_config.get("num_experts"):
+            return *granite_rules(facts), *mamba
+        width = size(facts, "shared_intermediate_size")
+        return (
+            *renamed({f"{layer}.shared_mlp.output_linear": f"{layer}.mlp.down_proj"}),
+            fused(
+                f"{layer}.shared_mlp.input_linear",
+                f"{layer}.mlp",
+                {"gate_proj": width, "up_proj": width},
+            ),
+            *mamba,
+        )
+
+
+class MiniCPM3ForCausalLM(DecoderForCausalLM):
+    """OpenBMB, 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return with_latents(MiniCPMForCausalLM.spec(facts), facts)

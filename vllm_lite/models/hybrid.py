@@ -1,14 +1,17 @@
-"""Parts of families that mix layers of attention with layers of Mamba 2."""
+"""Parts of families that mix layers of attention with layers of Mamba 2, and Bamba."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.states.mamba2 import Mamba2Spec
-from vllm_lite.models.mamba2 import checked, step_limit
-from vllm_lite.models.spec import positive, size
+from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.mamba import checked, mamba2_rules, step_limit
+from vllm_lite.models.spec import DecoderSpec, biased_spec, positive, size
 
 # Names of kinds of layers, old ones too.
 KINDS = {
@@ -59,3 +62,33 @@ def layer_kinds(
                 f"{facts.path}: layer_types has {kind!r}; supported are {', '.join(names)}"
             )
     return [names[kind] for kind in kinds]
+
+
+class BambaForCausalLM(DecoderForCausalLM):
+    """IBM, 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        hf, mixer = facts.hf_config, hybrid_mamba2(facts)
+        attending = hf.get("attn_layer_indices") or ()
+        plain = biased_spec(facts, mlp_bias=bool(hf.get("mlp_bias")))
+        layers = (
+            layer if i in attending else replace(layer, mixer=mixer)
+            for i, layer in enumerate(plain.layers)
+        )
+        return replace(plain, layers=tuple(layers))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        layer = "model.layers.*"
+        names = {
+            "model.final_layernorm": "model.norm",
+            f"{layer}.pre_ff_layernorm": f"{layer}.post_attention_layernorm",
+        }
+        names |= {
+            f"{layer}.feed_forward.{part}_proj": f"{layer}.mlp.{part}_proj"
+            for part in ("gate", "up", "down")
+        }
+        return *renamed(names), *mamba2_rules(
+            f"{layer}.mamba", f"{layer}.mixer", hybrid_mamba2(facts)
+        )

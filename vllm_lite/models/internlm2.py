@@ -10,7 +10,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.loader.weight_rules import Part, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import gguf_pairs
-from vllm_lite.models.spec import DecoderSpec, decoder_spec
+from vllm_lite.models.spec import DecoderSpec, biased_spec
 
 
 class InternLM2ForCausalLM(DecoderForCausalLM):
@@ -18,8 +18,7 @@ class InternLM2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        bias = bool(facts.hf_config.get("attention_bias"))
-        return decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        return biased_spec(facts)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -11,7 +11,6 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.states.key_delta import KeyDeltaSpec
 from vllm_lite.loader.weight_rules import AnyRule, log_of_negative, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.glm4_moe import with_biased_experts
 from vllm_lite.models.hybrid import layer_kinds
 from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.mixtures import (
@@ -21,6 +20,7 @@ from vllm_lite.models.mixtures import (
     expert_rules,
     expert_size,
     renamed_mlp,
+    with_biased_experts,
 )
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, size
 

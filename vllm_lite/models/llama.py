@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
+from vllm_lite.config.family_config import rotated_layers
+from vllm_lite.layers.rotary import QueryScaling
 from vllm_lite.loader.weight_rules import Rule, interleaved_pairs, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, decoder_spec
+from vllm_lite.models.spec import (
+    DecoderSpec,
+    decoder_spec,
+    rotary_settings,
+    rotated_where,
+    with_layers,
+)
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
@@ -48,3 +56,43 @@ def gguf_pairs(facts: ModelFacts) -> Sequence[Rule]:
         )
         for name, count in heads.items()
     ]
+
+
+class Qwen2ForCausalLM(DecoderForCausalLM):
+    """Qwen2 and Qwen2.5: biases of queries, keys and values, which no configuration states."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return decoder_spec(facts, qkv_bias=True)
+
+
+class SmolLM3ForCausalLM(LlamaForCausalLM):
+    """One layer in so many, or those marked 0 by no_rope_layers, attends without positions."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        is_rotated = rotated_layers(facts.path, facts.hf_config, facts.num_layers)
+        return rotated_where(LlamaForCausalLM.spec(facts), is_rotated)
+
+
+class MistralForCausalLM(LlamaForCausalLM):
+    """Without biases; windows in every layer or in those that layer_types names (Ministral)."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return decoder_spec(facts)
+
+
+class Ministral3ForCausalLM(MistralForCausalLM):
+    """Queries grow with their positions, beyond the length of the first training."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        spec, rope = decoder_spec(facts), rotary_settings(facts)
+        if not rope.parameters.get("llama_4_scaling_beta"):
+            return spec
+        scaling = QueryScaling(
+            strength=rope.number("llama_4_scaling_beta"),
+            period=rope.number("original_max_position_embeddings"),
+        )
+        return with_layers(spec, {"query_scaling": scaling})

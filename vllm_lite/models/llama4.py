@@ -18,7 +18,7 @@ from vllm_lite.models.spec import (
     DecoderSpec,
     ExpertsSpec,
     MLPSpec,
-    decoder_spec,
+    biased_spec,
     positive,
     rotary_settings,
     size,
@@ -32,8 +32,7 @@ class Llama4ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf = facts.hf_config
-        bias, act = bool(hf.get("attention_bias")), hf["hidden_act"]
-        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        plain, act = biased_spec(facts), hf["hidden_act"]
         dense = MLPSpec(intermediate_size=size(facts, "intermediate_size_mlp"), act=act)
         plain = with_layers(plain, {"is_chunked": True}, ffn=dense)
         rotated = {

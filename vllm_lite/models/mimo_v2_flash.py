@@ -9,8 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.weight_rules import Alias, AnyRule, renamed, times
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.glm4_moe import with_biased_experts
-from vllm_lite.models.mixtures import LAYERS, check_field, expert_rules
+from vllm_lite.models.mixtures import LAYERS, check_field, expert_rules, with_biased_experts
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, decoder_spec, rotary_settings, size
 
 

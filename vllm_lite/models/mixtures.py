@@ -70,6 +70,13 @@ def biased_routing(facts: ModelFacts) -> Routing:
     )
 
 
+def with_biased_experts(facts: ModelFacts, dense: DecoderSpec) -> DecoderSpec:
+    """`dense` with experts routed as DeepSeek-V3's, and shared ones, after the first layers."""
+    shared = shared_mlp(facts, "num_shared_experts")
+    experts = routed_experts(facts, biased_routing(facts), has_choice_bias=True, shared=shared)
+    return with_experts(dense, experts, sparse_layers(facts))
+
+
 def shared_mlp(facts: ModelFacts, count: str) -> MLPSpec | None:
     """The shared experts, which the field `count` counts, as one MLP; None where there are none."""
     if not facts.hf_config.get(count):

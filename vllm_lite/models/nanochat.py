@@ -15,7 +15,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.loader.weight_rules import Part, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.nemotron import without_gates
-from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, with_layers
+from vllm_lite.models.spec import DecoderSpec, biased_spec, positive, with_layers
 
 
 class NanoChatForCausalLM(DecoderForCausalLM):
@@ -23,8 +23,7 @@ class NanoChatForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        bias = bool(facts.hf_config.get("attention_bias"))
-        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        plain = biased_spec(facts)
         norm = replace(plain.norm, has_weight=False)
         is_capped = facts.hf_config.get("final_logit_softcapping") is not None
         cap = positive(facts, "final_logit_softcapping", 15) if is_capped else 0.0

@@ -1,4 +1,4 @@
-"""Nemotron and Arcee's AFM: Llama's attention, MLPs without gates."""
+"""Nemotron, Arcee's AFM and Apertus: Llama's attention, MLPs without gates."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.loader.weight_rules import Rule
+from vllm_lite.loader.weight_rules import Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
-from vllm_lite.models.spec import DecoderSpec, MLPSpec, positive, size, with_layers
+from vllm_lite.models.spec import DecoderSpec, MLPSpec, biased_spec, positive, size, with_layers
 
 
 class ArceeForCausalLM(DecoderForCausalLM):
@@ -53,3 +53,22 @@ class NemotronForCausalLM(ArceeForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         return ()
+
+
+class ApertusForCausalLM(DecoderForCausalLM):
+    """Apertus Team, 2025; its activation is xIELU."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        plain = biased_spec(facts, has_qk_norm=True)
+        return without_gates(facts, plain)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        layer = "model.layers.*"
+        return renamed(
+            {
+                f"{layer}.attention_layernorm": f"{layer}.input_layernorm",
+                f"{layer}.feedforward_layernorm": f"{layer}.post_attention_layernorm",
+            }
+        )

@@ -14,7 +14,7 @@ from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import KINDS, hybrid_mamba2, layer_kinds
-from vllm_lite.models.mamba2 import mamba2_rules
+from vllm_lite.models.mamba import mamba2_rules
 from vllm_lite.models.mixtures import biased_routing
 from vllm_lite.models.spec import (
     AttentionSpec,

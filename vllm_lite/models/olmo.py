@@ -1,4 +1,4 @@
-"""OLMo, OLMo 2 and OLMo 3: layer norms without weights, then norms after the blocks."""
+"""OLMo: layer norms without weights, then norms after the blocks; OLMoE and FlexOlmo: experts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import gguf_pairs
+from vllm_lite.models.mixtures import expert_rules, expert_size, routed_experts, with_experts
 from vllm_lite.models.spec import (
     DecoderSpec,
-    decoder_spec,
+    biased_spec,
     positive,
     rotary_settings,
     with_layers,
@@ -25,8 +26,7 @@ class OlmoForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        bias = bool(facts.hf_config.get("attention_bias"))
-        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        plain = biased_spec(facts)
         norm = NormSpec(kind="layer", eps=1e-5, has_weight=False)
         is_clipped = facts.hf_config.get("clip_qkv") is not None
         clip = positive(facts, "clip_qkv", 0) if is_clipped else None
@@ -42,8 +42,7 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        bias = bool(facts.hf_config.get("attention_bias"))
-        plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+        plain = biased_spec(facts)
         norm = replace(plain.norm, in_float32=True)
         attention = {"qk_norm": norm, "qk_norm_weight": "one row"}
         return with_layers(replace(plain, norm=norm), attention, norms="after")
@@ -72,3 +71,29 @@ def norms_after() -> Sequence[Rule]:
     names = (f"{layer}.post_attention_layernorm", f"{layer}.post_feedforward_layernorm")
     own = (f"{layer}.mixer_output_norm", f"{layer}.ffn_output_norm")
     return renamed(dict(zip(names, own, strict=True)))
+
+
+class OlmoeForCausalLM(DecoderForCausalLM):
+    """Allen AI, 2024."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        plain = biased_spec(facts)
+        dense = with_layers(plain, {"qk_norm": plain.norm, "qk_norm_weight": "one row"})
+        return with_experts(dense, routed_experts(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return expert_rules(expert_size(facts))
+
+
+class FlexOlmoForCausalLM(DecoderForCausalLM):
+    """OLMo 2 with OLMoE's experts (Shi et al., 2025)."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return with_experts(Olmo2ForCausalLM.spec(facts), routed_experts(facts))
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
+        return [*norms_after(), *expert_rules(expert_size(facts))]

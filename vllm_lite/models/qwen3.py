@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, decoder_spec
+from vllm_lite.models.spec import DecoderSpec, biased_spec
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
@@ -12,5 +12,4 @@ class Qwen3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        bias = bool(facts.hf_config.get("attention_bias"))
-        return decoder_spec(facts, qkv_bias=bias, output_bias=bias, has_qk_norm=True)
+        return biased_spec(facts, has_qk_norm=True)

@@ -23,13 +23,8 @@ from vllm_lite.loader.weight_rules import (
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import layer_kinds
 from vllm_lite.models.mixtures import FILE_NORMS, with_experts
-from vllm_lite.models.qwen2_moe import every_nth_layer, experts_and_shared, qwen_rules
-from vllm_lite.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    decoder_spec,
-    size,
-)
+from vllm_lite.models.qwen3_moe import every_nth_layer, experts_and_shared, qwen_rules
+from vllm_lite.models.spec import AttentionSpec, DecoderSpec, biased_spec, size
 
 
 class Qwen3_5ForCausalLM(DecoderForCausalLM):
@@ -109,8 +104,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 
 def _dense(facts: ModelFacts) -> DecoderSpec:
     """The model without experts."""
-    bias = bool(facts.hf_config.get("attention_bias"))
-    plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
+    plain = biased_spec(facts)
     norm, delta = NormSpec(eps=plain.norm.eps, in_float32=True), delta_spec(facts)
     layers = []
     for layer, kind in zip(plain.layers, _kinds(facts), strict=True):

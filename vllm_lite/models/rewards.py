@@ -1,4 +1,4 @@
-"""Reward models: decoders that score each token, or each step of a solution."""
+"""Decoders with heads: reward models, and Jina's reranker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.models.heads import Dense, HeadSpec, classifier
 from vllm_lite.models.internlm2 import InternLM2ForCausalLM
-from vllm_lite.models.qwen2 import Qwen2ForCausalLM
+from vllm_lite.models.llama import Qwen2ForCausalLM
+from vllm_lite.models.qwen3 import Qwen3ForCausalLM
 
 
 class Qwen2ForRewardModel(Qwen2ForCausalLM):
@@ -29,3 +30,15 @@ class InternLM2ForRewardModel(InternLM2ForCausalLM):
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
         return {"token_classify": (classifier(facts, "v_head", bias=False),)}
+
+
+_SIZE = 512
+
+
+class JinaForRanking(Qwen3ForCausalLM):
+    """Vectors of the tokens behind each document and behind the query."""
+
+    @classmethod
+    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
+        first = Dense(name="projector.0", size=facts.hidden_size // 2, bias=False)
+        return {"token_embed": (first, "relu", Dense(name="projector.2", size=_SIZE, bias=False))}

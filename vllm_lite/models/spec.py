@@ -8,7 +8,7 @@ from ModelFacts, which has the defaults of the family's configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -242,6 +242,12 @@ def decoder_spec(
     )
 
 
+def biased_spec(facts: ModelFacts, **other: bool) -> DecoderSpec:
+    """decoder_spec, with biases of all attention's layers if attention_bias says so."""
+    bias = bool(facts.hf_config.get("attention_bias"))
+    return decoder_spec(facts, qkv_bias=bias, output_bias=bias, **other)
+
+
 def gpt_spec(facts: ModelFacts, eps: str, *, bias: bool = True) -> DecoderSpec:
     """GPT's shape: LayerNorm before each block, an MLP without a gate, no rotation, biases.
 
@@ -303,6 +309,12 @@ def with_rotaries(spec: DecoderSpec, rotaries: Sequence[RotarySettings | None]) 
         for layer, attention, rotary in zip(spec.layers, _attentions(spec), rotaries, strict=True)
     )
     return replace(spec, layers=tuple(layers))
+
+
+def rotated_where(spec: DecoderSpec, is_rotated: Iterable[bool]) -> DecoderSpec:
+    """`spec`, whose layers all attend, without the rotation of some."""
+    layers = zip(_attentions(spec), is_rotated, strict=True)
+    return with_rotaries(spec, [old.rotary if here else None for old, here in layers])
 
 
 def _attentions(spec: DecoderSpec) -> Iterator[AttentionSpec]:

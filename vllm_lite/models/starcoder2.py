@@ -9,7 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, MLPSpec, decoder_spec, positive, size
+from vllm_lite.models.spec import DecoderSpec, MLPSpec, decoder_spec, positive, size, with_layers
 
 
 class Starcoder2ForCausalLM(DecoderForCausalLM):
@@ -26,8 +26,7 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
             bias=bias,
         )
         norm = NormSpec(kind="layer", eps=positive(facts, "norm_epsilon", 1e-5), bias=True)
-        layers = tuple(replace(layer, ffn=ffn) for layer in plain.layers)
-        return replace(plain, norm=norm, layers=layers)
+        return replace(with_layers(plain, {}, ffn=ffn), norm=norm)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -16,11 +16,7 @@ from vllm_lite.distributed.groups import Shard, head_shards
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, attention
-from vllm_lite.layers.linear import (
-    ParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
+from vllm_lite.layers.linear import ParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP
 from vllm_lite.layers.norm import ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
@@ -28,7 +24,7 @@ from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM, DecoderLayer
 from vllm_lite.models.hybrid import layer_kinds
-from vllm_lite.models.mamba2 import checked, mamba2_rules
+from vllm_lite.models.mamba import checked, mamba2_rules
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import (
     AttentionSpec,

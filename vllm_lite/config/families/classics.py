@@ -74,7 +74,7 @@ ROWS = (
     ),
     row(
         "GPTNeoForCausalLM",
-        "gpt_neo",
+        "gpt2",
         aliases={
             "num_heads": "num_attention_heads",
             "num_layers": "num_hidden_layers",
@@ -88,7 +88,7 @@ ROWS = (
     ),
     row(
         "GPTBigCodeForCausalLM",
-        "gpt_bigcode",
+        "gpt2",
         gguf=("starcoder",),
         gguf_fields={_EPSILON: "layer_norm_epsilon"},
         aliases=_GPT,

@@ -146,11 +146,11 @@ ROWS = (
         **{**_BERT, "reads": f"{_BERT['reads']} colbert_dim dim projection_dim"},
         tasks=("token_embed",),
     ),
-    *_rows("Roberta", "roberta", _ROBERTA),
-    *_rows("XLMRoberta", "roberta", _ROBERTA, of="Roberta"),
+    *_rows("Roberta", "bert", _ROBERTA),
+    *_rows("XLMRoberta", "bert", _ROBERTA, of="Roberta"),
     row(
         "BgeM3EmbeddingModel",
-        "encoders.roberta",
+        "encoders.bert",
         like="RobertaModel",
         **_ROBERTA,
         tasks=("embed", "token_embed", "token_classify", BOTH),
@@ -163,7 +163,7 @@ ROWS = (
             "omitted": {"token_embed": (0, -1), "token_classify": (0, 2)},
         },
     ),
-    *_rows("Camembert", "roberta", _ROBERTA, of="Roberta"),
+    *_rows("Camembert", "bert", _ROBERTA, of="Roberta"),
     *_rows("MPNet", "mpnet", _MPNET),
     # The scores of words are left out.
     *(
@@ -176,13 +176,13 @@ ROWS = (
             **_EMBED,
         )
         for family, of, module, fields in (
-            ("Roberta", "Roberta", "roberta", _ROBERTA),
-            ("XLMRoberta", "Roberta", "roberta", _ROBERTA),
-            ("Camembert", "Roberta", "roberta", _ROBERTA),
+            ("Roberta", "Roberta", "bert", _ROBERTA),
+            ("XLMRoberta", "Roberta", "bert", _ROBERTA),
+            ("Camembert", "Roberta", "bert", _ROBERTA),
             ("MPNet", "MPNet", "mpnet", _MPNET),
         )
     ),
-    *_rows("Electra", "electra", _ELECTRA),
+    *_rows("Electra", "bert", _ELECTRA),
     *_rows("DistilBert", "distilbert", _DISTILBERT),
     row(
         "DistilBertForMaskedLM",

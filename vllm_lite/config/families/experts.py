@@ -27,14 +27,14 @@ _NORMED = {"expert_weights_norm": "norm_topk_prob"}
 # Of training, and of drafts by further layers.
 _UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
 _PHIMOE: dict[str, Any] = {
-    "module": "phimoe",
+    "module": "mixtral",
     "aliases": _NAMES,
     "reads": f"{_ROUTED} router_jitter_noise lm_head_bias",
     "harmless": "input_jitter_noise",
     "windows": "every",
 }
 _EXAONE: dict[str, Any] = {
-    "module": "glm4_moe",
+    "module": "exaone4",
     "aliases": {**_NAMES, "is_moe_layer": "mlp_layer_types"},
     "reads": f"{_BIASED} sliding_window_pattern",
     "harmless": f"{_UNUSED} first_last_k_dense_replace",
@@ -66,7 +66,7 @@ ROWS = (
     row("PhiMoEForCausalLM", model_class="PhimoeForCausalLM", like="PhimoeForCausalLM", **_PHIMOE),
     row(
         "Qwen2MoeForCausalLM",
-        "qwen2_moe",
+        "qwen3_moe",
         gguf=("qwen2moe",),
         gguf_fields={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         gguf_fixed={"norm_topk_prob": False},
@@ -87,7 +87,7 @@ ROWS = (
     ),
     row(
         "OlmoeForCausalLM",
-        "olmoe",
+        "olmo",
         gguf=("olmoe",),
         gguf_fixed={"norm_topk_prob": False},
         aliases=_NAMES,
@@ -95,14 +95,14 @@ ROWS = (
     ),
     row(
         "FlexOlmoForCausalLM",
-        "olmoe",
+        "olmo",
         aliases=_NAMES,
         reads=f"{_ROUTED} norm_topk_prob",
     ),
-    row("GraniteMoeForCausalLM", "granite_moe", aliases=_NAMES, reads=f"{_ROUTED} {_MULTIPLIERS}"),
+    row("GraniteMoeForCausalLM", "granite", aliases=_NAMES, reads=f"{_ROUTED} {_MULTIPLIERS}"),
     row(
         "GraniteMoeSharedForCausalLM",
-        "granite_moe",
+        "granite",
         model_class="GraniteMoeForCausalLM",
         gguf=("granitemoe",),
         gguf_fields={
@@ -115,7 +115,7 @@ ROWS = (
     ),
     row(
         "Glm4MoeForCausalLM",
-        "glm4_moe",
+        "glm",
         gguf=("glm4moe",),
         gguf_fields=_NORMED,
         gguf_fixed={"norm_topk_prob": False},
@@ -125,7 +125,7 @@ ROWS = (
     ),
     row(
         "Glm4MoeLiteForCausalLM",
-        "deepseek_v2",
+        "deepseek",
         model_class="DeepseekV3ForCausalLM",
         own_defaults={"first_k_dense_replace": 1},
         aliases=_NAMES,
@@ -135,7 +135,7 @@ ROWS = (
     ),
     row(
         "DeepseekV2ForCausalLM",
-        "deepseek_v2",
+        "deepseek",
         gguf=("deepseek2",),
         gguf_fields=_NORMED,
         gguf_fixed={"norm_topk_prob": False},
@@ -146,7 +146,7 @@ ROWS = (
     ),
     row(
         "DeepseekV3ForCausalLM",
-        "deepseek_v2",
+        "deepseek",
         aliases=_NAMES,
         reads=f"{_BIASED} {LATENTS} rope_interleave",
         fixed={**_CHOICE, "moe_layer_freq": 1},
@@ -167,7 +167,7 @@ ROWS = (
     ),
     row(
         "HYV3ForCausalLM",
-        "glm4_moe",
+        "hunyuan",
         own_defaults={"first_k_dense_replace": 1},
         aliases=_NAMES,
         reads=f"{_ROUTED} moe_intermediate_size num_shared_experts router_scaling_factor "
@@ -177,7 +177,7 @@ ROWS = (
     ),
     row(
         "MiniMaxM2ForCausalLM",
-        "minimax_m2",
+        "mixtral",
         gguf=("minimax-m2",),
         aliases=_NAMES,
         reads=f"{_ROUTED} rotary_dim",
@@ -240,7 +240,7 @@ ROWS = (
     ),
     row(
         "Ernie4_5_MoeForCausalLM",
-        "ernie4_5_moe",
+        "ernie4_5",
         gguf=("ernie4_5-moe",),
         gguf_fields={
             "interleave_moe_layer_step": "moe_layer_interval",
@@ -259,7 +259,7 @@ ROWS = (
     ),
     row(
         "HunYuanMoEV1ForCausalLM",
-        "hunyuan_moe",
+        "hunyuan",
         gguf=("hunyuan-moe",),
         gguf_fields={"expert_shared_count": "num_shared_expert"},
         own_defaults={"use_qk_norm": True, "num_shared_expert": 1},
@@ -279,7 +279,7 @@ ROWS = (
     ),
     row(
         "Dots1ForCausalLM",
-        "glm4_moe",
+        "glm",
         model_class="Glm4MoeForCausalLM",
         gguf=("dots1",),
         gguf_fields=_NORMED,
@@ -315,7 +315,7 @@ ROWS = (
     ),
     row(
         "Cohere2MoeForCausalLM",
-        "cohere2_moe",
+        "cohere",
         own_defaults={"sliding_window_pattern": 4, "first_k_dense_replace": 0},
         aliases=_NAMES,
         reads=f"{_ROUTED} num_shared_experts norm_topk_prob expert_selection_fn layer_norm_eps "

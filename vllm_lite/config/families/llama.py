@@ -23,7 +23,7 @@ ROWS = (
     ),
     row(
         "MistralForCausalLM",
-        "mistral",
+        "llama",
         gguf=("mistral",),
         windows="every",
     ),
@@ -61,10 +61,10 @@ ROWS = (
         harmless="is_llama_config",
         windows="pattern from full",
     ),
-    row("MinistralForCausalLM", "mistral", model_class="MistralForCausalLM", windows="every"),
+    row("MinistralForCausalLM", "llama", model_class="MistralForCausalLM", windows="every"),
     row(
         "Ministral3ForCausalLM",
-        "mistral",
+        "llama",
         gguf=("mistral3",),
         own_defaults={
             "rope_scaling": {
@@ -92,7 +92,7 @@ ROWS = (
     ),
     row(
         "SmolLM3ForCausalLM",
-        "smollm3",
+        "llama",
         gguf=("smollm3",),
         own_defaults={"no_rope_layer_interval": 4},
         reads="no_rope_layers no_rope_layer_interval use_sliding_window",
@@ -153,7 +153,7 @@ ROWS = (
     ),
     row(
         "ApertusForCausalLM",
-        "apertus",
+        "nemotron",
         gguf=("apertus",),
         own_defaults={"rope_scaling": {**_LLAMA3, **_LONG, "factor": 8.0}},
         fixed={"qk_norm": True, "post_norm": False},
@@ -186,7 +186,7 @@ ROWS = (
     ),
     row(
         "MiniCPM3ForCausalLM",
-        "minicpm3",
+        "granite",
         gguf=("minicpm3",),
         gguf_fixed={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
         reads=f"{LATENTS} scale_emb dim_model_base scale_depth",

@@ -28,7 +28,7 @@ ROWS = (
     _of(
         "Qwen3ForCausalLM",
         "JinaForRanking",
-        module="jina_ranking",
+        module="rewards",
         tasks=("token_embed",),
         # A document ends with the first of these tokens, and the query with the second.
         pooling={"answering_token_ids": (151670, 151671), "size": 512},

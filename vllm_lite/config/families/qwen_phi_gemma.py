@@ -36,7 +36,7 @@ _TURNS = {
 ROWS = (
     row(
         "Qwen2ForCausalLM",
-        "qwen2",
+        "llama",
         gguf=("qwen2",),
         reads="use_sliding_window max_window_layers",
         windows="switched",
@@ -85,7 +85,7 @@ ROWS = (
     ),
     row(
         "Gemma3ForCausalLM",
-        "gemma3",
+        "gemma",
         gguf=("gemma3",),
         gguf_fields=_CAPS,
         own_defaults={"rope_theta": 1e6, "rope_local_base_freq": 1e4},

@@ -108,7 +108,7 @@ ROWS = (
     row("FalconMambaForCausalLM", **_MAMBA),
     row(
         "Mamba2ForCausalLM",
-        "mamba2",
+        "mamba",
         gguf=("mamba2",),
         gguf_fields={**_MAMBA_FILES["gguf_fields"], "ssm.group_count": "n_groups"},
         gguf_seen=_MAMBA_FILES["gguf_seen"],
@@ -123,14 +123,14 @@ ROWS = (
     ),
     row(
         "BambaForCausalLM",
-        "bamba",
+        "hybrid",
         reads=f"{_MAMBA2} attn_layer_indices",
         harmless="mamba_chunk_size num_logits_to_keep z_loss_coefficient",
         mixer="both",
     ),
     row(
         "GraniteMoeHybridForCausalLM",
-        "granite_hybrid",
+        "granite",
         gguf=("granitehybrid",),
         gguf_fields={**_MIXER_FIELDS, **GRANITE_FACTORS},
         # Files of Bamba, which has no factors, call themselves so too.

@@ -1,15 +1,17 @@
-"""BERT, and its classes by task."""
+"""BERT, RoBERTa, whose first positions are those of padding, ELECTRA, and classes by task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.activation import activation_name
-from vllm_lite.loader.weight_rules import AnyRule, Part, Rule
-from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, tied
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, renamed
+from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec, tied
 from vllm_lite.models.heads import Dense, HeadNorm, HeadSpec, classifier
+from vllm_lite.models.spec import DecoderSpec, size
 
 LAYER = {
     "attention.self.query": "self_attn.q_proj",
@@ -103,3 +105,75 @@ class HF_ColBERT(BertModel):
         names = ("colbert_dim", "dim", "projection_dim")
         size = next(filter(None, map(facts.hf_config.get, names)), 128)
         return {"token_embed": (Dense(name="linear", size=size, bias=False),)}
+
+
+class RobertaModel(BertModel):
+    """Liu et al., 2019; XLM-RoBERTa and CamemBERT too."""
+
+    roots: ClassVar[Sequence[str]] = ("model.", "", "roberta.")
+
+    @classmethod
+    def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
+        first = int(facts.hf_config["pad_token_id"]) + 1
+        rows = facts.max_position + first
+        part = Part("model.embed_positions", slice(first, rows), rows)
+        source = "embeddings.position_embeddings"
+        positions = [Rule(f"{root}{source}", (part,)) for root in cls.roots]
+        # Of training.
+        unused = (Rule(name) for name in ("lm_head", "lm_head.dense", "lm_head.layer_norm"))
+        return [*super().weight_rules(facts), *positions, *unused, Rule("lm_head.decoder")]
+
+
+class RobertaForSequenceClassification(RobertaModel):
+    """Classes of a prompt."""
+
+    @classmethod
+    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
+        between = Dense(name="classifier.dense", size=facts.hidden_size)
+        head = (between, "tanh", classifier(facts, "classifier.out_proj"))
+        return {"classify": head, "token_classify": head}
+
+
+class RobertaForTokenClassification(RobertaModel, BertForTokenClassification):
+    """Classes of each token."""
+
+
+class BgeM3EmbeddingModel(RobertaModel):
+    """A vector of the prompt, one of each token, and a weight of each token (Chen et al., 2024)."""
+
+    @classmethod
+    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
+        return {
+            "token_embed": (Dense(name="colbert_linear", size=facts.hidden_size),),
+            "token_classify": (Dense(name="sparse_linear", size=1), "relu"),
+        }
+
+
+class ElectraModel(BertModel):
+    """Clark et al., 2020: the embedding may be narrower than the layers."""
+
+    roots: ClassVar[Sequence[str]] = ("", "electra.")
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return replace(encoder_spec(facts), embedding_size=size(facts, "embedding_size"))
+
+    @classmethod
+    def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
+        projections = {f"{root}embeddings_project": "model.embed_project" for root in cls.roots}
+        unused = (Rule(f"discriminator_predictions.dense{end}") for end in ("", "_prediction"))
+        return [*super().weight_rules(facts), *renamed(projections), *unused]
+
+
+class ElectraForSequenceClassification(ElectraModel):
+    """Classes of a prompt."""
+
+    @classmethod
+    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
+        between = Dense(name="classifier.dense", size=facts.hidden_size)
+        head = (between, "gelu", classifier(facts, "classifier.out_proj"))
+        return {"classify": head, "token_classify": head}
+
+
+class ElectraForTokenClassification(ElectraModel, BertForTokenClassification):
+    """Classes of each token."""

@@ -14,12 +14,12 @@ from vllm_lite.distributed.groups import Shard, head_shards
 from vllm_lite.layers.encoder_attention import EncoderAttention
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.loader.weight_rules import AnyRule
-from vllm_lite.models.encoders.encoder import encoder_rules
-from vllm_lite.models.encoders.roberta import (
+from vllm_lite.models.encoders.bert import (
     RobertaForSequenceClassification,
     RobertaForTokenClassification,
     RobertaModel,
 )
+from vllm_lite.models.encoders.encoder import encoder_rules
 from vllm_lite.models.options import BuildOptions
 
 # Distances that share a number: half of the buckets for each direction, single distances in half of
