@@ -91,7 +91,7 @@ bench: $(VENV)/.dev ## offline throughput on the demo model
 	$(BIN)/python benchmarks/compare_peers.py --engines ours --only d --output build/bench
 
 # Virtual environments of their own, in the user's cache folder; vLLM alone takes 2 GB.
-peers: $(VENV)/.dev ## install vLLM for CPUs, llama.cpp and sentence-transformers, to compare with
+peers: $(VENV)/.dev ## install other engines, and the packages of formats, to compare with
 	$(BIN)/python benchmarks/peers/install.py
 
 gguf-oracle: peers ## compare GGUF files of every family with llama.cpp and transformers

@@ -47,6 +47,11 @@ class Peers:
         return self.folder / "st/bin/python"
 
     @property
+    def formats_python(self) -> Path:
+        """An interpreter that has the packages of quantised formats."""
+        return self.folder / "formats/bin/python"
+
+    @property
     def converter(self) -> Path:
         """llama.cpp's converter to GGUF files."""
         return self.folder / "convert"

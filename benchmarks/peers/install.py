@@ -2,9 +2,10 @@
 
     python benchmarks/peers/install.py [FOLDER]
 
-FOLDER (by default `peers` in the user's cache folder) gets vllm/, llamacpp/ and st/ (that has
-sentence-transformers), each a virtual environment, convert/, llama.cpp's converter to GGUF files,
-and demo-bf16/, the demo model as a Hugging Face directory. What is there already is left alone;
+FOLDER (by default `peers` in the user's cache folder) gets vllm/, llamacpp/, st/ (that has
+sentence-transformers) and formats/ (the packages of quantised formats), each a virtual environment,
+convert/, llama.cpp's converter to GGUF files, and demo-bf16/, the demo model as a Hugging Face
+directory. What is there already is left alone;
 remove a folder to have it made again.
 """
 
@@ -36,6 +37,16 @@ CLIENTS = (
     "langchain-openai==1.7.4",
     "llama-index-embeddings-openai==0.7.0",
 )
+# Of tests/models/written_by_packages.py; AutoAWQ's own requirements would take another torch.
+FORMATS = (
+    "accelerate",
+    "bitsandbytes==0.50.2",
+    "compressed-tensors==0.20.0",
+    "hqq==0.2.8.post1",
+    "torchao==0.18.0",
+    "transformers>=5.17",
+)
+AUTOAWQ = "autoawq==0.2.9"
 # Built for another torch than vLLM's: importing them fails.
 FOREIGN = ("torchvision", "torchaudio", "torchcodec")
 # Options of llama.cpp's build, and the processor's flag that each needs. A build for whatever the
@@ -94,6 +105,13 @@ def install_st(python: Path) -> None:
     run(python, "-m", "pip", "install", TORCH, SENTENCE_TRANSFORMERS, *CLIENTS)
 
 
+def install_formats(python: Path) -> None:
+    """Put in the packages that write quantised checkpoints."""
+    run(python, "-m", "pip", "install", TORCH)
+    run(python, "-m", "pip", "install", TORCH, *FORMATS)
+    run(python, "-m", "pip", "install", "--no-deps", AUTOAWQ)
+
+
 def unpack_converter(folder: Path) -> None:
     """llama.cpp's converter, from the same sources; this project's environment can run it."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -117,6 +135,7 @@ def main() -> None:
         (peers.vllm_python, install_vllm),
         (peers.llamacpp_python, install_llamacpp),
         (peers.st_python, install_st),
+        (peers.formats_python, install_formats),
     ):
         environment = python.parent.parent
         if environment.exists():

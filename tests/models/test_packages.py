@@ -1,12 +1,10 @@
 """Checkpoints that the formats' own packages write are worth here what they are to them.
 
-FORMAT_PACKAGES_PYTHON names the Python of an environment that has all of them (see
-written_by_packages.py); without it nothing runs.
+`make peers` makes the environment that has them; without it nothing runs.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -16,14 +14,15 @@ import torch
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import load
 from tests.models.test_quantized_checkpoints import SIZES, layers, logits
+from vllm_lite import envs
 
-PYTHON = os.environ.get("FORMAT_PACKAGES_PYTHON", "")
+PYTHON = Path(envs.VLLM_CACHE_ROOT) / "peers/formats/bin/python"
 SCRIPT = Path(__file__).with_name("written_by_packages.py")
 # The package itself rounds what these are worth to bfloat16.
 ROUNDED = ("NVFP4", "MXFP")
 
 
-@pytest.mark.skipif(not PYTHON, reason="FORMAT_PACKAGES_PYTHON is not set")
+@pytest.mark.skipif(not PYTHON.exists(), reason="`make peers` makes the packages' environment")
 def test_packages_checkpoints_are_worth_what_they_say(tmp_path: Path) -> None:
     sizes = SIZES | {"hidden_size": 256, "intermediate_size": 512}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
