@@ -12,7 +12,7 @@ from vllm_lite.config.families.architecture import Architecture, fallback
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.model import DTYPE_WORDS
-from vllm_lite.config.option import JsonOption, config, option
+from vllm_lite.config.option import JsonOption, Rules, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
 from vllm_lite.config.sentence_transformers import read_inputs, read_modules, weighs_words
 from vllm_lite.config.values import Json, JsonView
@@ -31,6 +31,10 @@ _POOLING = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 _OF_WORDS = "ForMaskedLM"
 # transformers' default.
 _NUM_LABELS = 2
+_OF_ACTIVATION: Rules = {
+    "deprecated": "--pooler-config.use_activation",
+    "becomes": lambda value: {"pooler_config.use_activation": value},
+}
 
 
 @config
@@ -87,24 +91,9 @@ class PoolerConfig:
     logit_sigma: float | None = option(None, "Divide logits of classes by this, after that.")
     step_tag_id: int | None = option(None, "Id of the token that ends a step, with STEP.", ge=0)
     returned_token_ids: list[int] | None = option(None, "Classes that are answered, with STEP.")
-    normalize: bool | None = option(
-        None,
-        "",
-        deprecated="--pooler-config.use_activation",
-        becomes=lambda value: {"pooler_config.use_activation": value},
-    )
-    softmax: bool | None = option(
-        None,
-        "",
-        deprecated="--pooler-config.use_activation",
-        becomes=lambda value: {"pooler_config.use_activation": value},
-    )
-    activation: bool | None = option(
-        None,
-        "",
-        deprecated="--pooler-config.use_activation",
-        becomes=lambda value: {"pooler_config.use_activation": value},
-    )
+    normalize: bool | None = option(None, "", **_OF_ACTIVATION)
+    softmax: bool | None = option(None, "", **_OF_ACTIVATION)
+    activation: bool | None = option(None, "", **_OF_ACTIVATION)
     logit_bias: float | None = option(
         None,
         "",

@@ -142,17 +142,15 @@ def row(
     )
 
 
+def spelled(name: str, of: Architecture, **other: Any) -> Architecture:
+    """The row of `of` under another name of the model's class."""
+    like, model_class = of.like or of.name, of.model_class or of.name
+    return replace(of, name=name, like=like, model_class=model_class, gguf=(), **other)
+
+
 def text_part(name: str, of: Architecture) -> Architecture:
     """The row of a model that reads pictures or sounds too, and whose text part is `of`."""
-    return replace(
-        of,
-        name=name,
-        model_class=of.model_class or of.name,
-        like=of.like or of.name,
-        gguf=(),
-        nested=of.nested | {_TEXT},
-        harmless=of.harmless | _OF_MEDIA,
-    )
+    return spelled(name, of, nested=of.nested | {_TEXT}, harmless=of.harmless | _OF_MEDIA)
 
 
 @cache

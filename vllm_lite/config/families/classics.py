@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from vllm_lite.config.families.architecture import row
+from vllm_lite.config.families.architecture import row, spelled
 
 _GPT = {
     "n_embd": "hidden_size",
@@ -14,15 +12,33 @@ _GPT = {
     "activation_function": "hidden_act",
 }
 _EPSILON = "attention.layer_norm_epsilon"
-_STABLELM: dict[str, Any] = {
-    "aliases": {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
-    "reads": "layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual",
+_STABLELM = row(
+    "StableLmForCausalLM",
+    "stablelm",
+    gguf=("stablelm",),
+    gguf_fields={
+        _EPSILON: "layer_norm_eps",
+        "use_parallel_residual": "use_parallel_residual",
+    },
+    gguf_seen={
+        "use_qkv_bias": "blk.0.attn_q.bias",
+        "qk_layernorm": "blk.0.attn_q_norm.weight",
+    },
+    aliases={"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
+    reads="layer_norm_eps use_qkv_bias qk_layernorm use_parallel_residual",
     # What num_attention_heads says too.
-    "harmless": "num_heads",
-    "fixed": {"rotary_scaling_factor": 1.0},
-}
-_FALCON: dict[str, Any] = {
-    "aliases": {
+    harmless="num_heads",
+    fixed={"rotary_scaling_factor": 1.0},
+)
+_FALCON = row(
+    "FalconForCausalLM",
+    "falcon",
+    gguf=("falcon",),
+    gguf_fields={_EPSILON: "layer_norm_epsilon", "attention.head_count_kv": "num_kv_heads"},
+    # The newer form has the older one's shapes, too.
+    gguf_fixed={"new_decoder_architecture": True},
+    gguf_seen={"num_ln_in_parallel_attn": "!blk.0.attn_norm_2.weight"},
+    aliases={
         "n_embed": "hidden_size",
         "n_head": "num_attention_heads",
         "n_layer": "num_hidden_layers",
@@ -30,22 +46,31 @@ _FALCON: dict[str, Any] = {
         "ffn_hidden_size": "intermediate_size",
         "activation": "hidden_act",
     },
-    "reads": "layer_norm_epsilon alibi bias multi_query new_decoder_architecture num_kv_heads "
+    reads="layer_norm_epsilon alibi bias multi_query new_decoder_architecture num_kv_heads "
     "num_ln_in_parallel_attn parallel_attn",
-    "harmless": "ff_factor rotary",
-}
-_MPT: dict[str, Any] = {
-    "aliases": {
+    harmless="ff_factor rotary",
+)
+_MPT = row(
+    "MptForCausalLM",
+    "mpt",
+    gguf=("mpt",),
+    gguf_fields={
+        _EPSILON: "layer_norm_epsilon",
+        "attention.clamp_kqv": "attn_config.clip_qkv",
+        "attention.max_alibi_bias": "attn_config.alibi_bias_max",
+    },
+    gguf_seen={"no_bias": "!blk.0.attn_output.bias"},
+    aliases={
         "d_model": "hidden_size",
         "n_heads": "num_attention_heads",
         "n_layers": "num_hidden_layers",
     },
-    "own_defaults": {"hidden_act": "gelu", "max_position_embeddings": 2048},
-    "reads": "layer_norm_epsilon attn_config expansion_ratio no_bias norm_type",
+    own_defaults={"hidden_act": "gelu", "max_position_embeddings": 2048},
+    reads="layer_norm_epsilon attn_config expansion_ratio no_bias norm_type",
     # Learned positions are what ALiBi replaces; embedding_fraction is of gradients.
-    "harmless": "emb_pdrop embedding_fraction fc_type init_config init_device learned_pos_emb "
+    harmless="emb_pdrop embedding_fraction fc_type init_config init_device learned_pos_emb "
     "tokenizer_name verbose",
-}
+)
 
 ROWS = (
     row(
@@ -117,44 +142,10 @@ ROWS = (
         aliases={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
         reads="layer_norm_eps use_parallel_residual",
     ),
-    row(
-        "StableLmForCausalLM",
-        "stablelm",
-        gguf=("stablelm",),
-        gguf_fields={
-            _EPSILON: "layer_norm_eps",
-            "use_parallel_residual": "use_parallel_residual",
-        },
-        gguf_seen={
-            "use_qkv_bias": "blk.0.attn_q.bias",
-            "qk_layernorm": "blk.0.attn_q_norm.weight",
-        },
-        **_STABLELM,
-    ),
-    row(
-        "StableLMEpochForCausalLM",
-        "stablelm",
-        model_class="StableLmForCausalLM",
-        like="StableLmForCausalLM",
-        **_STABLELM,
-    ),
-    row(
-        "FalconForCausalLM",
-        "falcon",
-        gguf=("falcon",),
-        gguf_fields={_EPSILON: "layer_norm_epsilon", "attention.head_count_kv": "num_kv_heads"},
-        # The newer form has the older one's shapes, too.
-        gguf_fixed={"new_decoder_architecture": True},
-        gguf_seen={"num_ln_in_parallel_attn": "!blk.0.attn_norm_2.weight"},
-        **_FALCON,
-    ),
-    row(
-        "RWForCausalLM",
-        "falcon",
-        model_class="FalconForCausalLM",
-        like="FalconForCausalLM",
-        **_FALCON,
-    ),
+    _STABLELM,
+    spelled("StableLMEpochForCausalLM", _STABLELM),
+    _FALCON,
+    spelled("RWForCausalLM", _FALCON),
     row(
         "XGLMForCausalLM",
         "xglm",
@@ -179,25 +170,8 @@ ROWS = (
         harmless="attention_softmax_in_fp32 bias_dropout_fusion masked_softmax_fusion offset_alibi "
         "skip_bias_add skip_bias_add_qkv slow_but_exact",
     ),
-    row(
-        "MptForCausalLM",
-        "mpt",
-        gguf=("mpt",),
-        gguf_fields={
-            _EPSILON: "layer_norm_epsilon",
-            "attention.clamp_kqv": "attn_config.clip_qkv",
-            "attention.max_alibi_bias": "attn_config.alibi_bias_max",
-        },
-        gguf_seen={"no_bias": "!blk.0.attn_output.bias"},
-        **_MPT,
-    ),
-    row(
-        "MPTForCausalLM",
-        "mpt",
-        model_class="MptForCausalLM",
-        like="MptForCausalLM",
-        **_MPT,
-    ),
+    _MPT,
+    spelled("MPTForCausalLM", _MPT),
     row(
         "Starcoder2ForCausalLM",
         "starcoder2",

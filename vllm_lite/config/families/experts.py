@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row
+from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row, spelled
 from vllm_lite.config.families.llama import HUNYUAN_FIXED, HUNYUAN_HARMLESS
 from vllm_lite.config.families.states import MINIMAX_BLOCKS
 
@@ -26,26 +26,33 @@ _MULTIPLIERS = "embedding_multiplier residual_multiplier attention_multiplier lo
 _NORMED = {"expert_weights_norm": "norm_topk_prob"}
 # Of training, and of drafts by further layers.
 _UNUSED = "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_mtp_layers"
-_PHIMOE: dict[str, Any] = {
-    "module": "mixtral",
-    "aliases": _NAMES,
-    "reads": f"{_ROUTED} router_jitter_noise lm_head_bias",
-    "harmless": "input_jitter_noise",
-    "windows": "every",
-}
-_EXAONE: dict[str, Any] = {
-    "module": "exaone4",
-    "aliases": {**_NAMES, "is_moe_layer": "mlp_layer_types"},
-    "reads": f"{_BIASED} sliding_window_pattern",
-    "harmless": f"{_UNUSED} first_last_k_dense_replace",
-    "fixed": _CHOICE,
-    "windows": "pattern",
-}
 
 # Of Hunyuan's eyes.
 _IMAGES = (
     "anyres_pooling_size num_media_embeds vit_input_resolution vit_mapping_type vit_norm_type "
     "vit_patch vit_token"
+)
+_PHIMOE = row(
+    "PhimoeForCausalLM",
+    "mixtral",
+    gguf=("phimoe",),
+    gguf_seen={"lm_head_bias": "output.bias"},
+    aliases=_NAMES,
+    reads=f"{_ROUTED} router_jitter_noise lm_head_bias",
+    harmless="input_jitter_noise",
+    windows="every",
+)
+_EXAONE = row(
+    "ExaoneMoeForCausalLM",
+    "exaone4",
+    gguf=("exaone-moe",),
+    gguf_fields=_NORMED,
+    gguf_fixed={"norm_topk_prob": False},
+    aliases={**_NAMES, "is_moe_layer": "mlp_layer_types"},
+    reads=f"{_BIASED} sliding_window_pattern",
+    harmless=f"{_UNUSED} first_last_k_dense_replace",
+    fixed=_CHOICE,
+    windows="pattern",
 )
 
 ROWS = (
@@ -57,13 +64,8 @@ ROWS = (
         harmless=_UNUSED,
         windows="every",
     ),
-    row(
-        "PhimoeForCausalLM",
-        gguf=("phimoe",),
-        gguf_seen={"lm_head_bias": "output.bias"},
-        **_PHIMOE,
-    ),
-    row("PhiMoEForCausalLM", model_class="PhimoeForCausalLM", like="PhimoeForCausalLM", **_PHIMOE),
+    _PHIMOE,
+    spelled("PhiMoEForCausalLM", _PHIMOE),
     row(
         "Qwen2MoeForCausalLM",
         "qwen3_moe",
@@ -152,19 +154,8 @@ ROWS = (
         fixed={**_CHOICE, "moe_layer_freq": 1},
         harmless=f"{_UNUSED} ep_size seq_aux",
     ),
-    row(
-        "ExaoneMoeForCausalLM",
-        gguf=("exaone-moe",),
-        gguf_fields=_NORMED,
-        gguf_fixed={"norm_topk_prob": False},
-        **_EXAONE,
-    ),
-    row(
-        "ExaoneMoEForCausalLM",
-        model_class="ExaoneMoeForCausalLM",
-        like="ExaoneMoeForCausalLM",
-        **_EXAONE,
-    ),
+    _EXAONE,
+    spelled("ExaoneMoEForCausalLM", _EXAONE),
     row(
         "HYV3ForCausalLM",
         "hunyuan",

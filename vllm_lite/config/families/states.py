@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row
+from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row, spelled
 
 _MAMBA: dict[str, Any] = {
     "module": "mamba",
@@ -69,9 +69,10 @@ _QWEN3_5 = (
     "attn_output_gate"
 )
 
-_MINIMAX: dict[str, Any] = {
-    "module": "minimax",
-    "aliases": {
+_MINIMAX = row(
+    "MiniMaxForCausalLM",
+    "minimax",
+    aliases={
         "num_local_experts": "num_experts",
         **{
             f"layernorm_{kind}_{factor}": f"{own}_{factor}_factor"
@@ -79,23 +80,17 @@ _MINIMAX: dict[str, Any] = {
             for factor in ("alpha", "beta")
         },
     },
-    "reads": "num_experts num_experts_per_tok rotary_dim postnorm attn_type_list "
+    reads="num_experts num_experts_per_tok rotary_dim postnorm attn_type_list "
     + " ".join(f"{own}_{f}_factor" for own in MINIMAX_BLOCKS.values() for f in ("alpha", "beta")),
     # How others cut what they compute, and how shared experts would be added.
-    "harmless": "block_size shared_moe_mode router_jitter_noise",
-    "mixer": "both",
-}
+    harmless="block_size shared_moe_mode router_jitter_noise",
+    mixer="both",
+)
 
 ROWS = (
-    row("MiniMaxForCausalLM", **_MINIMAX),
+    _MINIMAX,
     *(
-        row(
-            name,
-            model_class="MiniMaxForCausalLM",
-            like="MiniMaxForCausalLM",
-            own_defaults={"postnorm": False},
-            **_MINIMAX,
-        )
+        spelled(name, _MINIMAX, own_defaults={"postnorm": False})
         for name in ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
     ),
     row(
