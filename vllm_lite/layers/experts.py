@@ -19,7 +19,7 @@ from vllm_lite.layers.linear import ColumnParallelLinear, MergedColumnParallelLi
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
 from vllm_lite.quantization.experts import ExpertsKernel, check_experts, drop_bias, experts_kernel
-from vllm_lite.quantization.method import LinearKernel, LinearMethod
+from vllm_lite.quantization.method import LinearKernel, LinearMethod, as_they_are
 
 
 class Router(ParallelLinear):
@@ -126,7 +126,7 @@ class SparseMLP(nn.Module):
     @property
     def first(self) -> LinearKernel:
         """Return x itself: router and experts read the same rows."""
-        return _as_they_are
+        return as_they_are
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised hidden states [T, N] -> [T, N]."""
@@ -154,7 +154,3 @@ class SparseMLP(nn.Module):
             [expert.down_proj.kernel for expert in experts],
             self._form,
         )
-
-
-def _as_they_are(x: Tensor) -> Tensor:
-    return x

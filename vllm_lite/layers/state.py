@@ -19,7 +19,7 @@ from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
-from vllm_lite.quantization.method import LinearKernel, LinearMethod
+from vllm_lite.quantization.method import LinearKernel, LinearMethod, as_they_are
 
 # One layer's float32 states by slot, dense in each slot: a tensor [S, *shape] for each shape.
 StateCache = tuple[Tensor, ...]
@@ -72,9 +72,9 @@ class StateMixer(nn.Module, metaclass=ABCMeta):
         self._states = states
 
     @property
-    @abstractmethod
     def first(self) -> LinearKernel:
-        """[T, N] -> the input of `forward`."""
+        """[T, N] -> the input of `forward`: here x itself, which several products may read."""
+        return as_they_are
 
     @abstractmethod
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
@@ -95,10 +95,7 @@ class MixersBeside:
 
     def __init__(self, one: Mixer, other: Mixer) -> None:
         self._one, self._other, self._add = one, other, ops().scaled_add
-
-    def first(self, x: Tensor) -> Tensor:
-        """Return x itself, the input of `forward`."""
-        return x
+        self.first = as_they_are
 
     def forward(self, positions: Tensor, normed: Tensor) -> Tensor:
         """Positions [T] and rows [T, N] -> [T, N]."""

@@ -25,7 +25,7 @@ from vllm_lite.layers.rotary import RotaryTables, yarn_magnitude
 from vllm_lite.layers.weights import NamedSlot
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, LatentAttentionSpec, rotary_settings, size
-from vllm_lite.quantization.method import LinearKernel
+from vllm_lite.quantization.method import LinearKernel, as_they_are
 
 
 class LatentAttention(nn.Module):
@@ -89,7 +89,7 @@ class LatentAttention(nn.Module):
     @property
     def first(self) -> LinearKernel:
         """Return x itself: several products read the same rows."""
-        return _as_they_are
+        return as_they_are
 
     def forward(self, positions: Tensor, x: Tensor) -> Tensor:
         """Positions [T] and normalised hidden states [T, N] -> [T, N]."""
@@ -154,7 +154,3 @@ def with_latents(
         bias=bool(hf.get("attention_bias")),
     )
     return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
-
-
-def _as_they_are(x: Tensor) -> Tensor:
-    return x

@@ -21,12 +21,7 @@ from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.kernels.reference.rounding import ActivationRounding
-from vllm_lite.quantization.method import (
-    EmbeddingTable,
-    LinearKernel,
-    LinearMethod,
-    StoredTensor,
-)
+from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import quantized_kernel
 from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel

@@ -10,12 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.quantization.method import (
-    EmbeddingTable,
-    LinearKernel,
-    LinearMethod,
-    StoredTensor,
-)
+from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.reference.ops import GpuOps
-from vllm_lite.quantization.method import (
-    LinearKernel,
-    StoredTensor,
-)
+from vllm_lite.quantization.method import LinearKernel, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 

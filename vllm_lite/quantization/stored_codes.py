@@ -24,12 +24,7 @@ from vllm_lite.quantization.grouped import (
 )
 from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.numbers import values_of
-from vllm_lite.quantization.method import (
-    EmbeddingTable,
-    LinearKernel,
-    LinearMethod,
-    StoredTensor,
-)
+from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.scaled import ScaledKernel
 from vllm_lite.quantization.storage import StoringKernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod, plain_kernel

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.activation import activation_name
-from vllm_lite.layers.linear import (
-    MergedColumnParallelLinear,
-    RowParallelLinear,
-)
+from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from vllm_lite.layers.state import (
     CausalConv,
     MixerParts,
@@ -27,7 +24,6 @@ from vllm_lite.layers.state import (
     state_places,
 )
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
-from vllm_lite.quantization.method import LinearKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +89,6 @@ class DeltaMixer(StateMixer):
         self._spec, self._ops = spec, ops()
         self._act = activation_name(spec.act)
 
-    @property
-    def first(self) -> LinearKernel:
-        """Return x itself: several products read the same rows."""
-        return _as_they_are
-
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         places, spec, conv = state_places(), self._spec, self.qkv_conv1d
         conv_states, states = self._states
@@ -134,7 +125,3 @@ class DeltaMixer(StateMixer):
     def process_weights_after_loading(self) -> None:
         """Compute a from its stored logarithm."""
         self._a.exp_().neg_()
-
-
-def _as_they_are(x: Tensor) -> Tensor:
-    return x

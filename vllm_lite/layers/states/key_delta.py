@@ -30,7 +30,6 @@ from vllm_lite.layers.state import (
 )
 from vllm_lite.layers.states.delta import HeadNorm
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
-from vllm_lite.quantization.method import LinearKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +82,6 @@ class KeyDeltaMixer(StateMixer):
         self._thirds, self._shape = [features.size] * 3, (-1, heads.size, size)
         self._spec, self._act, self._ops = spec, activation_name(spec.act), ops()
 
-    @property
-    def first(self) -> LinearKernel:
-        """Return x itself: several products read the same rows."""
-        return _as_they_are
-
     def forward(self, positions: Tensor, x: Tensor) -> Tensor:
         places, conv, shape = state_places(), self.qkv_conv1d, self._shape
         conv_states, states = self._states
@@ -115,7 +109,3 @@ class KeyDeltaMixer(StateMixer):
         """Compute a from its stored logarithm."""
         self._a = self._a.exp().neg_().flatten()
         self._dt_bias = self._dt_bias.view(self._shape[1:])
-
-
-def _as_they_are(x: Tensor) -> Tensor:
-    return x
