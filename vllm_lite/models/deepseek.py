@@ -24,6 +24,8 @@ from vllm_lite.models.mixtures import (
 )
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, size
 
+_METHODS = ("greedy", "group_limited_greedy")
+
 
 class DeepseekForCausalLM(DecoderForCausalLM):
     """Every moe_layer_freq-th layer from first_k_dense_replace on has experts."""
@@ -46,9 +48,6 @@ class DeepseekForCausalLM(DecoderForCausalLM):
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return [*gguf_pairs(facts), *expert_rules(size(facts, "moe_intermediate_size"))]
-
-
-_METHODS = ("greedy", "group_limited_greedy")
 
 
 class DeepseekV2ForCausalLM(DecoderForCausalLM):

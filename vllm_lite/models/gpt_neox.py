@@ -1,13 +1,19 @@
-"""GPT-NeoX and Pythia: both blocks side by side, layer norms, a part of each head rotated."""
+"""GPT-NeoX, Pythia, GPT-J and CodeGen: both blocks side by side, a part of each head rotated."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, interleaved_heads, renamed
+from vllm_lite.errors import CheckpointError
+from vllm_lite.loader.weight_rules import Part, Rule, interleaved_heads, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, with_layers
+from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, size, with_layers
+
+_OLD, _NEW = "transformer.h.*", "model.layers.*"
 
 
 class GPTNeoXForCausalLM(DecoderForCausalLM):
@@ -44,3 +50,53 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
             Rule(f"{old}.attention"),  # masks
             Rule(f"{old}.attention.rotary_emb"),
         )
+
+
+class GPTJForCausalLM(DecoderForCausalLM):
+    """Wang and Komatsuzaki, 2021."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        plain = rotary_settings(facts)
+        rotary = replace(
+            plain,
+            parameters={**plain.parameters, "rotary_dim": size(facts, "rotary_dim")},
+            is_interleaved=True,
+        )
+        mixer = {"rotary": rotary, "qkv_bias": False, "output_bias": False}
+        spec = with_layers(gpt_spec(facts, "layer_norm_epsilon"), mixer, parallel="one norm")
+        return replace(spec, head_bias=True)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        names = {
+            "transformer.wte": "model.embed_tokens",
+            "transformer.ln_f": "model.norm",
+            f"{_OLD}.ln_1": f"{_NEW}.input_layernorm",
+            f"{_OLD}.attn.out_proj": f"{_NEW}.self_attn.o_proj",
+            f"{_OLD}.mlp.fc_in": f"{_NEW}.mlp.up_proj",
+            f"{_OLD}.mlp.fc_out": f"{_NEW}.mlp.down_proj",
+        }
+        projections = ("q_proj", "k_proj", "v_proj")
+        names |= {f"{_OLD}.attn.{name}": f"{_NEW}.self_attn.{name}" for name in projections}
+        return (*renamed(names), Rule(f"{_OLD}.attn"))  # masks
+
+
+class CodeGenForCausalLM(GPTJForCausalLM):
+    """Nijkamp et al., 2022: GPT-J whose projections are stored as four processors held them."""
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        num_parts, width = 4, facts.num_heads * facts.head_size
+        if facts.num_heads % num_parts:
+            raise CheckpointError(
+                f"{facts.path}: {facts.num_heads} heads are not the {num_parts} equal parts that "
+                "CodeGen's projections are stored in"
+            )
+        order = torch.arange(3 * width).view(num_parts, 3, -1)
+        parts = (
+            Part(f"{_NEW}.self_attn.{name}", order[:, i].reshape(-1), 3 * width)
+            for i, name in enumerate(("q_proj", "v_proj", "k_proj"))
+        )
+        fused = Rule(f"{_OLD}.attn.qkv_proj", tuple(parts))
+        return (*GPTJForCausalLM.weight_rules(facts), fused)

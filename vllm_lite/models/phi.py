@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: both blocks side by side after one norm, a part of each head rotated."""
+"""Phi: both blocks side by side after one norm; from Phi-3 on Llama with fused projections."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, with_layers
+from vllm_lite.models.spec import (
+    DecoderSpec,
+    decoder_spec,
+    gpt_spec,
+    rotary_settings,
+    size,
+    with_layers,
+)
 
 
 class PhiForCausalLM(DecoderForCausalLM):
@@ -36,4 +43,27 @@ class PhiForCausalLM(DecoderForCausalLM):
                 f"{layer}.mlp.fc1": f"{layer}.mlp.up_proj",
                 f"{layer}.mlp.fc2": f"{layer}.mlp.down_proj",
             }
+        )
+
+
+class Phi3ForCausalLM(DecoderForCausalLM):
+    """Llama without biases; qkv_proj and gate_up_proj are stored whole, in GGUF files too."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        return decoder_spec(facts)
+
+    @staticmethod
+    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+        layer = "model.layers.*"
+        query, key = (n * facts.head_size for n in (facts.num_heads, facts.num_kv_heads))
+        up = size(facts, "intermediate_size")
+        qkv = {"q_proj": query, "k_proj": key, "v_proj": key}
+        gate_up = {"gate_proj": up, "up_proj": up}
+        is_gguf = facts.format == "gguf"
+        return (
+            fused(f"{layer}.self_attn.qkv_proj", f"{layer}.self_attn", qkv),
+            fused(
+                "blk.*.ffn_up" if is_gguf else f"{layer}.mlp.gate_up_proj", f"{layer}.mlp", gate_up
+            ),
         )

@@ -10,6 +10,8 @@ from vllm_lite.models.internlm2 import InternLM2ForCausalLM
 from vllm_lite.models.llama import Qwen2ForCausalLM
 from vllm_lite.models.qwen3 import Qwen3ForCausalLM
 
+_SIZE = 512
+
 
 class Qwen2ForRewardModel(Qwen2ForCausalLM):
     """Qwen2.5-Math-RM: a score of two layers."""
@@ -30,9 +32,6 @@ class InternLM2ForRewardModel(InternLM2ForCausalLM):
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
         return {"token_classify": (classifier(facts, "v_head", bias=False),)}
-
-
-_SIZE = 512
 
 
 class JinaForRanking(Qwen3ForCausalLM):

@@ -84,7 +84,7 @@ ROWS = (
     ),
     row(
         "GPTJForCausalLM",
-        "gptj",
+        "gpt_neox",
         aliases=_GPT,
         reads="layer_norm_epsilon rotary_dim",
         # transformers' class has them, and looks at neither.
@@ -92,7 +92,7 @@ ROWS = (
     ),
     row(
         "CodeGenForCausalLM",
-        "gptj",
+        "gpt_neox",
         aliases=_GPT,
         reads="layer_norm_epsilon rotary_dim",
         harmless="rotary scale_attn_weights",

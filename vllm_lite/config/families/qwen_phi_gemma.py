@@ -57,7 +57,7 @@ ROWS = (
     ),
     row(
         "Phi3ForCausalLM",
-        "phi3",
+        "phi",
         gguf=("phi3",),
         # Of attention to blocks in Phi-3-small.
         fixed={"full_attn_mod": 1, "interpolate_factor": 1},
