@@ -1,7 +1,8 @@
-"""Decode steps captured once for each batch size and replayed: one launch instead of hundreds.
+"""Steps captured once for each shape and replayed: one launch instead of hundreds.
 
-A batch takes the smallest captured size that holds it; the rest of the rows belong to the padding
-slot, which writes to no cache. Graphs end with the hidden states: logits of every size would take
+A step takes the smallest captured shape that holds it. Rows that a decode step lacks belong to the
+padding slot, which writes to no cache; in longer steps such rows have no tokens, and tokens behind
+the last row's are of no request. Graphs end with the hidden states: logits of every size would take
 more memory than all the rest.
 """
 
@@ -16,9 +17,11 @@ import torch
 from torch import Tensor
 
 from vllm_lite.worker.batch import Batch, Forward, StepRows
+from vllm_lite.worker.graph_shapes import GraphShape
+from vllm_lite.worker.step_plan import StepPlan
 
-# A step with one token of each row -> hidden states [R, N].
-Decode = Callable[[StepRows], Tensor]
+# The rows of a step and its shape -> hidden states [T, N].
+Compute = Callable[[StepRows, GraphShape], Tensor]
 
 
 class GraphMaker(Protocol):
@@ -31,7 +34,7 @@ class GraphMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """One captured size."""
+    """One captured shape."""
 
     rows: StepRows
     idle: StepRows
@@ -39,67 +42,81 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """Captures sizes on first use, or all at once."""
+    """Captures shapes on first use, or all at once."""
 
     def __init__(
         self,
-        decode: Decode,
+        compute: Compute,
         otherwise: Forward,
-        sizes: Sequence[int],
-        idle_rows: Callable[[int], StepRows],
+        shapes: Sequence[GraphShape],
+        idle_rows: Callable[[GraphShape], StepRows],
         maker: GraphMaker,
     ) -> None:
-        """`sizes`: numbers of rows to capture, ascending; other steps go `otherwise`.
+        """`shapes`: the steps to capture; others go `otherwise`.
 
-        `idle_rows`: so many rows of a step that no request has.
+        `idle_rows`: the rows of a step that no request has.
         """
-        self._decode = decode
+        self._compute = compute
         self._otherwise = otherwise
-        self._sizes = list(sizes)
+        self.shapes = sorted(shapes)
+        self._decode = [shape for shape in self.shapes if shape.is_decode]
+        self._decode_sizes = [shape.num_rows for shape in self._decode]
+        self._longer = [shape for shape in self.shapes if not shape.is_decode]
         self._idle_rows = idle_rows
         self._maker = maker
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[GraphShape, _Graph] = {}
         # All graphs write their rows here: results of their own would each hold memory.
         self._hidden: Tensor | None = None
 
-    @property
-    def max_rows(self) -> int:
-        """The largest batch that has a graph."""
-        return self._sizes[-1] if self._sizes else 0
-
     @torch.inference_mode()
-    def capture(self, size: int) -> None:
-        """Capture one of the sizes. Begin with the largest: the others use its memory."""
-        self._graph(size)
+    def capture(self, shape: GraphShape) -> None:
+        """Capture one of the shapes. Begin with the largest: the others use its memory."""
+        self._graph(shape)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Hidden states [T, N] of a step; they live until the next."""
-        rows = batch.rows
-        if rows is None or not batch.plan.is_decode or len(rows.slots) > self.max_rows:
+        rows, shape = batch.rows, self._shape_of(batch.plan)
+        if rows is None or shape is None:
             return self._otherwise(batch)
-        num_rows = len(rows.slots)
-        graph = self._graph(self._sizes[bisect_left(self._sizes, num_rows)])
-        columns = (graph.rows.columns, rows.columns, graph.idle.columns)
+        graph = self._graph(shape)
+        columns = (_varying(each, shape) for each in (graph.rows, rows, graph.idle))
         for kept, given, idle in zip(*columns, strict=True):
-            kept[:num_rows] = given
-            kept[num_rows:] = idle[num_rows:]
+            kept[: len(given)] = given
+            kept[len(given) :] = idle[len(given) :]
         graph.replay()
         if self._hidden is None:
             raise RuntimeError("a graph ran and left nothing")
-        return self._hidden[:num_rows]
+        return self._hidden[: int(batch.plan.counts.sum())]
 
-    def _graph(self, size: int) -> _Graph:
-        graph = self._graphs.get(size)
+    def _shape_of(self, plan: StepPlan) -> GraphShape | None:
+        num_rows = len(plan.slots)
+        if plan.is_decode:
+            place = bisect_left(self._decode_sizes, num_rows)
+            return self._decode[place] if place < len(self._decode) else None
+        num_tokens = int(plan.counts.sum())
+        if num_tokens == num_rows:
+            return None
+        seq_len = int((plan.starts + plan.counts).max())
+        fitting = (s for s in self._longer if s.holds(num_tokens, num_rows, seq_len))
+        return next(fitting, None)
+
+    def _graph(self, shape: GraphShape) -> _Graph:
+        graph = self._graphs.get(shape)
         if graph is None:
-            rows = self._idle_rows(size)
+            rows = self._idle_rows(shape)
             if self._hidden is None:
                 # Run once for the shape; a graph can hold no memory that outlives its pool.
-                like = self._decode(rows)
-                self._hidden = like.new_empty(self.max_rows, like.shape[1])
-            replay = self._maker.capture(lambda: self._compute(rows))
-            graph = self._graphs[size] = _Graph(rows, self._idle_rows(size), replay)
+                like = self._compute(rows, shape)
+                self._hidden = like.new_empty(self.shapes[-1].num_tokens, like.shape[1])
+            replay = self._maker.capture(lambda: self._run(rows, shape))
+            graph = self._graphs[shape] = _Graph(rows, self._idle_rows(shape), replay)
         return graph
 
-    def _compute(self, rows: StepRows) -> None:
+    def _run(self, rows: StepRows, shape: GraphShape) -> None:
         if self._hidden is not None:
-            self._hidden[: len(rows.slots)].copy_(self._decode(rows))
+            self._hidden[: shape.num_tokens].copy_(self._compute(rows, shape))
+
+
+def _varying(rows: StepRows, shape: GraphShape) -> tuple[Tensor, ...]:
+    """The columns that differ between steps of a shape: a decode step's counts are 1."""
+    return rows.columns if shape.is_decode else (rows.counts, *rows.columns)

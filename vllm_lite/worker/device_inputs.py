@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.worker.batch import Batch, ModelInputs, StepRows
 from vllm_lite.worker.block_table import BlockTables
+from vllm_lite.worker.graph_shapes import GraphShape
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 
@@ -83,13 +85,18 @@ class DeviceInputs:
         rows = StepRows(slots, starts, counts, StateIndices(*more[2:]) if more[2:] else None)
         return Batch(plan, None if plan.samples_all else last_tokens, rows, (more[0], more[1]))
 
-    def idle_rows(self, size: int) -> StepRows:
-        """`size` rows of one token of the padding slot, which write to no cache."""
-        slots = torch.full((size,), self.padding_slot, device=self._device)
+    def idle_rows(self, shape: GraphShape) -> StepRows:
+        """Rows of the padding slot, which write to no cache: of one token, or in longer steps none.
+
+        The columns of the states are as long as the shape says.
+        """
+        slots = torch.full((shape.num_rows,), self.padding_slot, device=self._device)
         states = None
         if self.states.has_states:
-            states = StateIndices(torch.full_like(slots, -1), torch.full_like(slots, -1))
-        return StepRows(slots, torch.zeros_like(slots), torch.ones_like(slots), states)
+            written = slots.new_full((shape.num_tokens,), -1)
+            states = StateIndices(torch.full_like(slots, -1), written)
+        counts = torch.full_like(slots, int(shape.is_decode))
+        return StepRows(slots, torch.zeros_like(slots), counts, states)
 
     def append(self, batch: Batch, token_ids: Tensor) -> None:
         """Store the sampled ids of `batch`, [S] int64, for later steps."""
@@ -106,42 +113,49 @@ class DeviceInputs:
             self._table.view(-1)[places] = ids.int()
         return sent
 
-    def decode_inputs(self, rows: StepRows) -> ModelInputs:
-        """The inputs of a step with one token of each request; rows of the padding slot idle.
+    def graph_inputs(self, rows: StepRows, shape: GraphShape) -> ModelInputs:
+        """The inputs of a step of a shape, on which alone their shapes depend.
 
-        For any context up to the longest: shapes depend on R alone, so that a graph can hold
-        these operations.
+        A graph can hold these operations. Rows of the padding slot idle, and tokens behind the last
+        row's are of no request.
         """
-        num_requests = len(rows.slots)
+        if not shape.is_decode:
+            return self._inputs_of(rows, shape.num_tokens, shape.num_tokens, shape.max_seq_len)
         return self._inputs(
             rows,
             token_slots=rows.slots,
             positions=rows.starts,
-            query_start_loc=torch.arange(num_requests + 1, dtype=torch.int32, device=self._device),
+            query_start_loc=torch.arange(
+                shape.num_rows + 1, dtype=torch.int32, device=self._device
+            ),
             max_query_len=1,
-            max_seq_len=self._max_len,
+            max_seq_len=shape.max_seq_len,
         )
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
         """The inputs of a step of any tokens, request by request."""
         assert batch.rows is not None
-        rows, plan = batch.rows, batch.plan
-        num_tokens = int(plan.counts.sum())
-        device = self._device
+        plan = batch.plan
+        num_tokens, longest = int(plan.counts.sum()), int(plan.counts.max())
+        max_seq_len = int((plan.starts + plan.counts).max())
+        return self._inputs_of(batch.rows, num_tokens, longest, max_seq_len)
+
+    def _inputs_of(
+        self, rows: StepRows, num_tokens: int, max_query_len: int, max_seq_len: int
+    ) -> ModelInputs:
+        """Of so many tokens, those behind the last row's in the padding slot."""
         ends = rows.counts.cumsum(0)
-        query_start_loc = torch.zeros(len(ends) + 1, dtype=torch.int32, device=device)
-        query_start_loc[1:] = ends
-        row = torch.repeat_interleave(
-            torch.arange(len(ends), device=device), rows.counts, output_size=num_tokens
-        )
-        offsets = torch.arange(num_tokens, device=device) - (ends - rows.counts)[row]
+        tokens = torch.arange(num_tokens, device=self._device)
+        row = torch.searchsorted(ends, tokens, right=True).clamp_(max=len(ends) - 1)
+        is_spare = tokens >= ends[-1]
+        positions = rows.starts[row] + tokens - (ends - rows.counts)[row]
         return self._inputs(
             rows,
-            token_slots=rows.slots[row],
-            positions=rows.starts[row] + offsets,
-            query_start_loc=query_start_loc,
-            max_query_len=int(plan.counts.max()),
-            max_seq_len=int((plan.starts + plan.counts).max()),
+            token_slots=rows.slots[row].masked_fill(is_spare, self.padding_slot),
+            positions=positions.masked_fill(is_spare, 0),
+            query_start_loc=pad(ends, (1, 0)).int(),
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
         )
 
     def _inputs(

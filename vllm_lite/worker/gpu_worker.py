@@ -46,6 +46,7 @@ from vllm_lite.worker.drafting.drafters import (
     make_step_drafter,
     target_forward,
 )
+from vllm_lite.worker.graph_shapes import GraphShape, longer_shapes
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 from vllm_lite.worker.model_runner import ModelRunner
@@ -66,10 +67,11 @@ def device_runner(
     models: Models,
     device: Device,
     graph_sizes: tuple[int, ...] = (),
+    longer: tuple[GraphShape, ...] = (),
 ) -> tuple[ModelRunner, DecodeGraphs]:
     """The parts of steps whose inputs are built on the device, with their graphs.
 
-    `graph_sizes`: batch sizes of decode steps to capture, ascending; others run eagerly.
+    `graph_sizes`: batch sizes of decode steps to capture, and `longer` steps; others run eagerly.
     """
     place = device.torch_device
     tables = block_tables(config, plan, MirroredBlockTables)
@@ -77,14 +79,15 @@ def device_runner(
     inputs, model = DeviceInputs(states, tables, place), models.target
     drafter = make_step_drafter(config, models, states, place)
 
-    def decode(rows: StepRows) -> Tensor:
-        made = inputs.decode_inputs(rows)
+    def compute(rows: StepRows, shape: GraphShape) -> Tensor:
+        made = inputs.graph_inputs(rows, shape)
         with attention_metadata(made.attention):
             return model.forward(made.input_ids, made.positions)
 
     maker = device.make_graph_maker()
     otherwise = eager(inputs, target_forward(config, models, drafter))
-    graphs = DecodeGraphs(decode, otherwise, graph_sizes, inputs.idle_rows, maker)
+    shapes = [GraphShape(size, size, config.model.max_model_len) for size in graph_sizes]
+    graphs = DecodeGraphs(compute, otherwise, [*shapes, *longer], inputs.idle_rows, maker)
     return ModelRunner(config, model, inputs, graphs, place, drafter), graphs
 
 
@@ -95,7 +98,7 @@ class GpuWorker(Worker):
         """Raises UsageError for an unusable device or weights that do not fit."""
         self._config = config
         self._device = CudaDevice() if device is None else device
-        self._graph_sizes = config.capture_sizes
+        self._graph_sizes, self._longer = config.capture_sizes, longer_shapes(config)
         self._runner: ModelRunner | None = None
         num_threads = min(platform.num_compute_threads(), _MOST_THREADS)
         self._start_kernels(self._device.torch_device.type, num_threads)
@@ -103,7 +106,7 @@ class GpuWorker(Worker):
         granted_bytes(config, self._start)
         self._models = self._load()
         if self._models.tapped is not None:
-            self._graph_sizes = ()  # a graph gives one result
+            self._graph_sizes, self._longer = (), ()  # a graph gives one result
         self._device.trim_memory()
         self._loaded = self._device.read_memory()
         self._use = measured_use(self._start, self._loaded, self._loaded, 0)
@@ -137,7 +140,7 @@ class GpuWorker(Worker):
         runner, graphs = self._make_runner(plan)
         timeline.mark("KV cache")
         if self._graph_sizes and self._config.compilation.cudagraph_capture_lazily:
-            logger.info("%d sizes of decode steps are captured when met", len(self._graph_sizes))
+            logger.info("%d sizes of steps are captured when met", len(graphs.shapes))
         elif self._graph_sizes:
             fix = "lower --gpu-memory-utilization, or set --max-cudagraph-capture-size to a half"
             with self._room_for("the graphs", fix):
@@ -175,7 +178,8 @@ class GpuWorker(Worker):
             return load_models(self._config, str(self._device.torch_device))
 
     def _make_runner(self, plan: KVCachePlan) -> tuple[ModelRunner, DecodeGraphs]:
-        return device_runner(self._config, plan, self._models, self._device, self._graph_sizes)
+        graphed = self._graph_sizes, self._longer
+        return device_runner(self._config, plan, self._models, self._device, *graphed)
 
     def _bind(self, plan: KVCachePlan) -> None:
         device = self._device.torch_device
@@ -198,25 +202,27 @@ class GpuWorker(Worker):
         stepped = self._device.read_memory()
         self._device.trim_memory()
         frees = [self._device.read_memory().free]
-        for size in self._graph_sizes[:-3:-1]:
-            recorded.capture(size)
+        for shape in recorded.shapes[:-3:-1]:
+            recorded.capture(shape)
             self._device.trim_memory()
             frees.append(self._device.read_memory().free)
-        return stepped, graph_bytes(frees, len(self._graph_sizes))
+        return stepped, graph_bytes(frees, len(recorded.shapes))
 
     def _capture(self, graphs: DecodeGraphs) -> None:
         before, started = self._device.read_memory(), time.monotonic()
         # The largest first: the others fit into its memory.
-        for size in reversed(self._graph_sizes):
-            graphs.capture(size)
+        for shape in reversed(graphs.shapes):
+            graphs.capture(shape)
         self._device.trim_memory()
         taken = max(0, before.free - self._device.read_memory().free)
         self._use = replace(self._use, graphs=taken)
         logger.info(
-            "Captured %d graphs of decode steps, of %d to %d requests, in %.2f s and %.2f GiB",
+            "Captured %d graphs of decode steps, of %d to %d requests, and %d of longer ones, "
+            "in %.2f s and %.2f GiB",
             len(self._graph_sizes),
             self._graph_sizes[0],
             self._graph_sizes[-1],
+            len(self._longer),
             time.monotonic() - started,
             taken / _GIB,
         )

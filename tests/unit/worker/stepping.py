@@ -20,6 +20,7 @@ from vllm_lite.core.step import (
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker.drafting.drafters import Models
 from vllm_lite.worker.gpu_worker import device_runner
+from vllm_lite.worker.graph_shapes import GraphShape
 from vllm_lite.worker.kv_cache import allocate_kv_cache
 from vllm_lite.worker.worker import host_runner
 
@@ -54,6 +55,7 @@ class Stepper:
 
     # Sizes of graphs for a runner as on a device; None: one as on a CPU.
     graph_sizes: ClassVar[tuple[int, ...] | None] = None
+    longer: ClassVar[tuple[GraphShape, ...]] = ()
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class Stepper:
         if on_host or self.graph_sizes is None:
             runner = host_runner(config, plan, Models(self.model), device)
         else:
-            sizes = self.graph_sizes
-            runner, _ = device_runner(config, plan, Models(self.model), StandInDevice(), sizes)
+            graphed = self.graph_sizes, self.longer
+            runner, _ = device_runner(config, plan, Models(self.model), StandInDevice(), *graphed)
         self.runner = runner
         self.submit = runner.submit
         self.requests_of_runner = runner._requests

@@ -56,6 +56,11 @@ def test_cache_gets_memory_left_by_weights_step_and_graphs(model: str) -> None:
     worker = GpuWorker(make_config(model), device)
     # Half of 1024, less weights, the step, and three graphs.
     assert worker.available_memory() == (512 - 100 - 50 - 20 - 2 * 2) * MIB
+    # Of one and two requests with 3 drafts: four does not fit into a step of 12 tokens.
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    options: dict[str, Any] = {"speculative_config": drafts, "max_num_batched_tokens": 12}
+    drafting = GpuWorker(make_config(model, **options), StandInDevice())
+    assert drafting.available_memory() == (512 - 100 - 50 - 20 - 4 * 2) * MIB
     eager = GpuWorker(make_config(model, enforce_eager=True), StandInDevice())
     assert eager.available_memory() == (512 - 100 - 50) * MIB
 
@@ -83,8 +88,8 @@ def test_graphs_are_captured_at_start_or_when_first_met(
     captured = [text for text in log.messages if text.startswith("Captured ")]
     assert device.num_graphs == (0 if lazily else 3) and len(captured) == (not lazily)
     if captured:
-        assert captured[0].startswith("Captured 3 graphs of decode steps, of 1 to 4 requests, in ")
-        assert captured[0].endswith(" and 0.02 GiB")
+        words = "Captured 3 graphs of decode steps, of 1 to 4 requests, and 0 of longer ones, in "
+        assert captured[0].startswith(words) and captured[0].endswith(" and 0.02 GiB")
     assert 0 <= step(worker)["r"][0] < 100
     again = SchedulerOutput([], {}, {"r": 1}, {"r": 1}, 1, [], [])
     worker.submit(again).get()

@@ -1,7 +1,7 @@
 """Scheduling never changes tokens: any chunks, order, company or preemption gives the same.
 
 All of it for the runner that computes where it stands, and for the one that gives steps out to a
-device, eagerly and by graphs.
+device, eagerly, by graphs of decode steps and by graphs of longer ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.worker.stepping import VOCAB, Running, Stepper
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.worker import prompt_logprobs as scoring
+from vllm_lite.worker.graph_shapes import GraphShape
 
 PROMPTS = {
     "a": [3],
@@ -45,15 +46,19 @@ def outputs(stepper: Stepper) -> dict[str, list[int]]:
     return {name: request.output for name, request in stepper.requests.items()}
 
 
-@pytest.fixture(scope="module", params=[None, (), (1, 3)], ids=["host", "device", "graphs"])
-def graph_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+LONGER = (GraphShape(4, 2, 128), GraphShape(16, 3, 24), GraphShape(64, 4, 128))
+RUNNERS = {"host": (None, ()), "device": ((), ()), "graphs": ((1, 3), ()), "all": ((1, 3), LONGER)}
+
+
+@pytest.fixture(scope="module", params=RUNNERS.values(), ids=RUNNERS)
+def graphed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Which runner the steppers of a test drive."""
-    Stepper.graph_sizes = request.param
+    Stepper.graph_sizes, Stepper.longer = request.param
     yield
-    Stepper.graph_sizes = None
+    Stepper.graph_sizes, Stepper.longer = None, ()
 
 
-pytestmark = pytest.mark.usefixtures("graph_sizes")
+pytestmark = pytest.mark.usefixtures("graphed")
 
 
 @pytest.fixture(scope="module")
