@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.option import sections
+from vllm_lite.config.options.option import sections
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec

@@ -21,7 +21,7 @@ from vllm_lite.config import engine_args
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.model import LoadConfig
-from vllm_lite.config.option import make
+from vllm_lite.config.options.option import make
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
 from vllm_lite.config.vllm import VllmConfig

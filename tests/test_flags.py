@@ -26,11 +26,11 @@ from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli import run_batch
 from vllm_lite.cli.chat import ChatOptions
 from vllm_lite.cli.complete import CompleteOptions
-from vllm_lite.config.argv import spellings_of
-from vllm_lite.config.cli import OptionParser, serve_parser
-from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.option import Option, make, option_table
+from vllm_lite.config.options.argv import spellings_of
+from vllm_lite.config.options.cli import OptionParser, serve_parser
+from vllm_lite.config.options.deprecation import warn_of_idle, without_deprecated
+from vllm_lite.config.options.option import Option, make, option_table
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import NotInBuildError, UsageError

@@ -19,7 +19,7 @@ import pytest
 from vllm_lite import envs
 from vllm_lite.cli.bench import BENCHMARKS, benchmark_parser, sweep_parser
 from vllm_lite.cli.main import COMMANDS
-from vllm_lite.config.argv import spellings_of
+from vllm_lite.config.options.argv import spellings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

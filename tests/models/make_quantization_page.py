@@ -18,7 +18,7 @@ from tests.models.test_quantized import KINDS
 from tests.models.test_quantized_checkpoints import PACKED, TERNARY
 from tests.models.test_stored_codes import CASES
 from vllm_lite.config.model import LoadConfig, ModelConfig
-from vllm_lite.config.option import Option, options
+from vllm_lite.config.options.option import Option, options
 from vllm_lite.config.quantized.in_flight import BLOCKS, CODES, EXPERTS
 from vllm_lite.config.quantized.registry import HARDWARE
 from vllm_lite.errors import UsageError

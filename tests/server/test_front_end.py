@@ -12,7 +12,7 @@ import pytest
 from tests.server.fake_client import FakeEngineClient
 from tests.server.harness import HI, error_of
 from tests.server.running import running
-from vllm_lite.config.cli import parse_serve_args
+from vllm_lite.config.options.cli import parse_serve_args
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.errors import UsageError
 from vllm_lite.server.app import build_app

@@ -13,9 +13,9 @@ from vllm_lite.bench.options.load import (
 )
 from vllm_lite.bench.options.sweep import SweepOptions
 from vllm_lite.cli.main import call
-from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.option import make
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import make
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import nearest
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NoReturn
 from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, Reply, ReplyOptions
 from vllm_lite.cli.session import Leave, run_session
 from vllm_lite.cli.terminal import Terminal
-from vllm_lite.config.absent import rows
-from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.option import Option, config, make, option, option_table
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import Option, config, make, option, option_table
 from vllm_lite.errors import UsageError, nearest
 
 _ROLES = ("system", "user", "assistant")

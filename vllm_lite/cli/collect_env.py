@@ -20,8 +20,8 @@ from typing import Any
 import vllm_lite
 from vllm_lite import envs
 from vllm_lite.cli.main import call
-from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
+from vllm_lite.config.options.cli import OptionParser
 from vllm_lite.errors import VLLMLiteError
 from vllm_lite.platform import (
     free_memory,

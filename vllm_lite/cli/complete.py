@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from vllm_lite.cli.openai_client import ClientOptions, OpenAIClient, Reply
 from vllm_lite.cli.session import run_session
 from vllm_lite.cli.terminal import Terminal
-from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import config, option
 
 
 @config

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Mapping
 
 from vllm_lite.cli.bench import BENCHMARKS, SWEEPS, benchmark_parser, sweep_parser
-from vllm_lite.config.cli import OptionParser, add_option
-from vllm_lite.config.help import is_at_work
+from vllm_lite.config.options.cli import OptionParser, add_option
+from vllm_lite.config.options.help import is_at_work
 from vllm_lite.errors import UsageError, nearest
 
 SHELLS = ("bash", "zsh", "fish")

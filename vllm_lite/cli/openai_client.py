@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from vllm_lite import envs
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.option import config, option
 from vllm_lite.errors import UsageError, VLLMLiteError
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.batch import BatchConfig
-from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.option import make
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import make
 from vllm_lite.config.server import ReplyConfig, ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.cli.main import call
-from vllm_lite.config.cli import parse_serve_args, serve_parser
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.options.cli import parse_serve_args, serve_parser
 
 # The parser of `vllm-lite serve`.
 parser = serve_parser

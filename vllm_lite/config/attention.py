@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from vllm_lite.config.absent import rows
 from vllm_lite.config.cache import CacheConfig
 from vllm_lite.config.model import ModelConfig
-from vllm_lite.config.option import JsonOption, Option, config, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import JsonOption, Option, config, option
 from vllm_lite.errors import UsageError
 
 # Names of --attention-backend for a GPU, the default first.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vllm_lite.config.absent import rows
-from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import Option, config, option
 
 
 @config

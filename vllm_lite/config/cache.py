@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from vllm_lite import envs
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.option import config, option
 from vllm_lite.errors import UsageError
 
 _FLOAT32_STATES = "use auto or float32: rounded states would drift from those of one long step"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from vllm_lite.config.absent import rows
 from vllm_lite.config.attention import AttentionConfig
 from vllm_lite.config.model import ModelConfig
-from vllm_lite.config.option import JsonOption, Option, config, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import JsonOption, Option, config, option
 from vllm_lite.errors import UsageError
 
 # The warning for GPU-only keys on a CPU.

@@ -16,13 +16,13 @@ from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cache import cpu_cache_bytes
 from vllm_lite.config.checkpoint import check_sizes, read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_QUANTIZATION, DEMO_SAMPLING, is_demo
-from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
 from vllm_lite.config.draft import find_draft, served_speculator
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.logging import apply_logging
 from vllm_lite.config.machine import cuda_obstacle, has_cuda_device, has_native_bfloat16
 from vllm_lite.config.model import DTYPE_WORDS
-from vllm_lite.config.option import make, option_table
+from vllm_lite.config.options.deprecation import warn_of_idle, without_deprecated
+from vllm_lite.config.options.option import make, option_table
 from vllm_lite.config.pooler import with_pooling
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.values import Json, JsonView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from vllm_lite.config.option import JsonOption, config, option
+from vllm_lite.config.options.option import JsonOption, config, option
 from vllm_lite.errors import UsageError
 
 

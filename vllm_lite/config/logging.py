@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from vllm_lite.config.option import JsonOption, config, make, option
+from vllm_lite.config.options.option import JsonOption, config, make, option
 from vllm_lite.config.values import JsonView
 from vllm_lite.errors import UsageError
 from vllm_lite.log import LogFormat, reconfigure_logging

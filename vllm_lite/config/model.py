@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.option import config, option
 from vllm_lite.config.quantized.in_flight import EXPERTS, IN_FLIGHT
 from vllm_lite.config.quantized.registry import READABLE
 from vllm_lite.config.values import Json

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import inf
 from typing import Literal
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.option import config, option
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 

@@ -12,7 +12,7 @@ from vllm_lite.config.families.architecture import Architecture, fallback
 from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.model import DTYPE_WORDS
-from vllm_lite.config.option import JsonOption, Rules, config, option
+from vllm_lite.config.options.option import JsonOption, Rules, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
 from vllm_lite.config.sentence_transformers import read_inputs, read_modules, weighs_words
 from vllm_lite.config.values import Json, JsonView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.option import config, option
 from vllm_lite.errors import UsageError
 
 

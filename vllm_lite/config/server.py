@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from vllm_lite.config.absent import rows
-from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import Option, config, option
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 

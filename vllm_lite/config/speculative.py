@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from vllm_lite.config.absent import rows
 from vllm_lite.config.model import LoadConfig
-from vllm_lite.config.option import JsonOption, Option, config, option, options
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import JsonOption, Option, config, option, options
 from vllm_lite.config.values import Json
 from vllm_lite.errors import NotInBuildError, UsageError
 

@@ -10,7 +10,6 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 from vllm_lite import envs
-from vllm_lite.config.absent import rows
 from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.attention import AttentionConfig, check_device
 from vllm_lite.config.cache import CacheConfig
@@ -20,7 +19,8 @@ from vllm_lite.config.kv_events import KVEventsConfig
 from vllm_lite.config.logging import LoggingConfig
 from vllm_lite.config.model import LoadConfig, ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
-from vllm_lite.config.option import JsonOption, Option, config, json_option, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import JsonOption, Option, config, json_option, option
 from vllm_lite.config.parallel import ParallelConfig
 from vllm_lite.config.pooler import PoolerConfig
 from vllm_lite.config.quantized.registry import check_quantization

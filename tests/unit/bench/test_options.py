@@ -8,7 +8,7 @@ import pytest
 
 from vllm_lite.bench.options.load import ServeOptions, ThroughputOptions
 from vllm_lite.cli.bench import parse_engine, parse_serve, run
-from vllm_lite.config.option import make
+from vllm_lite.config.options.option import make
 from vllm_lite.errors import UsageError
 
 

@@ -26,8 +26,8 @@ from vllm_lite.cli.models.cache import CacheOptions
 from vllm_lite.cli.models.pull import PullOptions
 from vllm_lite.cli.models.show import ShowOptions
 from vllm_lite.config.batch import BatchConfig
-from vllm_lite.config.help import default_of, groups_of, remark_on
-from vllm_lite.config.option import Level, Option, option_table
+from vllm_lite.config.options.help import default_of, groups_of, remark_on
+from vllm_lite.config.options.option import Level, Option, option_table
 from vllm_lite.config.server import ReplyConfig, ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 

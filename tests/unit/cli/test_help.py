@@ -12,7 +12,7 @@ import pytest
 from vllm_lite.cli.bench import BENCHMARKS, benchmark_parser, sweep_parser
 from vllm_lite.cli.completion import SHELLS
 from vllm_lite.cli.main import COMMANDS, main
-from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.options.cli import OptionParser
 
 Captured = pytest.CaptureFixture[str]
 

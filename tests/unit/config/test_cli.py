@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_lite.config.cli import parse_serve_args, serve_parser
-from vllm_lite.config.option import option_table
+from vllm_lite.config.options.cli import parse_serve_args, serve_parser
+from vllm_lite.config.options.option import option_table
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError

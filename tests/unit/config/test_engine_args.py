@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from vllm_lite.config.engine_args import AsyncEngineArgs, EngineArgs
-from vllm_lite.config.option import option_table
+from vllm_lite.config.options.option import option_table
 from vllm_lite.config.vllm import VllmConfig
 
 

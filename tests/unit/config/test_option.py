@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from vllm_lite.config.option import config, option, option_table, options
+from vllm_lite.config.options.option import config, option, option_table, options
 from vllm_lite.errors import UsageError
 
 

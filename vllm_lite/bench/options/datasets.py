@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from vllm_lite.config.absent import rows
-from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import Option, config, option
 from vllm_lite.errors import UsageError
 
 # Name -> whether it needs --dataset-path.

@@ -15,8 +15,8 @@ from vllm_lite.bench.options.datasets import (
     check_dataset,
 )
 from vllm_lite.bench.options.target import SamplingOptions, TargetOptions, numbers, pairs
-from vllm_lite.config.absent import rows
-from vllm_lite.config.option import Option, config, option
+from vllm_lite.config.options.absent import rows
+from vllm_lite.config.options.option import Option, config, option
 from vllm_lite.errors import UsageError
 
 # Names in rows and titles of the table, and in pictures.

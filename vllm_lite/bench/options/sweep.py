@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import ClassVar
 
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.option import config, option
 from vllm_lite.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vllm_lite.config.option import config, option, options
+from vllm_lite.config.options.option import config, option, options
 from vllm_lite.errors import UsageError
 
 

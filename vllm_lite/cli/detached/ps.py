@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from vllm_lite.cli.detached import servers
 from vllm_lite.cli.models.cache import shown_age, table
-from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.options.cli import OptionParser
 
 
 def parser() -> OptionParser:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from vllm_lite.cli import chat
 from vllm_lite.cli.detached import servers
-from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.option import make
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import make
 
 
 def parser() -> OptionParser:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite.cli.detached import servers
-from vllm_lite.config.cli import OptionParser
-from vllm_lite.config.option import config, option
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import config, option
 from vllm_lite.errors import UsageError, nearest
 
 

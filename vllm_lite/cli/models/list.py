@@ -14,7 +14,7 @@ from vllm_lite.cli.models.cache import (
     stored_as,
     table,
 )
-from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.options.cli import OptionParser
 
 
 def parser() -> OptionParser:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from vllm_lite import envs
 from vllm_lite.cli.models.cache import CacheOptions
-from vllm_lite.config.cli import OptionParser
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
 from vllm_lite.config.gguf_header import first_parts
 from vllm_lite.config.model import LoadConfig
-from vllm_lite.config.option import config, option, option_table
+from vllm_lite.config.options.cli import OptionParser
+from vllm_lite.config.options.option import config, option, option_table
 from vllm_lite.config.sources import (
     DESCRIPTION_FILES,
     HUB_ID,

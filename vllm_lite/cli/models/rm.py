@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from vllm_lite.cli.models.cache import CachedModel, CacheOptions, cached_models, shown_size
-from vllm_lite.config.cli import OptionParser
+from vllm_lite.config.options.cli import OptionParser
 from vllm_lite.errors import UsageError, nearest
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_lite.config.option import Option
+from vllm_lite.config.options.option import Option
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger

@@ -13,7 +13,7 @@ import re
 from functools import cache
 from typing import Any, cast
 
-from vllm_lite.config.option import Becomes, Kind, Option, Rules
+from vllm_lite.config.options.option import Becomes, Kind, Option, Rules
 from vllm_lite.config.values import Json
 
 _TABLE = """

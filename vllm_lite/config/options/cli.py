@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from vllm_lite import envs
-from vllm_lite.config.argv import (
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.options.argv import (
     JSON_MARK,
     expand_level,
     merge_dotted,
@@ -25,10 +26,9 @@ from vllm_lite.config.argv import (
     with_dashes,
     without_abbreviations,
 )
-from vllm_lite.config.deprecation import warn_of_idle, without_deprecated
-from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.help import groups_of, help_text
-from vllm_lite.config.option import Option, make, option_table
+from vllm_lite.config.options.deprecation import warn_of_idle, without_deprecated
+from vllm_lite.config.options.help import groups_of, help_text
+from vllm_lite.config.options.option import Option, make, option_table
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.config.values import Json, human_int, json_of, json_or_text
 from vllm_lite.config.vllm import VllmConfig

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.option import Option
+from vllm_lite.config.options.option import Option
 from vllm_lite.config.values import Json, json_value
 from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger

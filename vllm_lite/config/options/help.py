@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm_lite.config.option import Option, group_of, sections
+from vllm_lite.config.options.option import Option, group_of, sections
 from vllm_lite.errors import UsageError
 
 _WIDTH = 96
