@@ -34,3 +34,7 @@ def test_demo_gives_transformers_tokens(tmp_path: Path) -> None:
     run("benchmarks/gpu/run.py", *words, "--folder", tmp_path)
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert rows and not any(row["has_failed"] for row in rows)
+
+
+def test_longer_graphs_change_no_token() -> None:
+    assert "tokens are equal" in run("-m", "tests.gpu.longer_graphs")
