@@ -329,6 +329,8 @@ class DecoderForCausalLM(nn.Module):
     """A decoder with an output head; families override `spec`, rarely more."""
 
     decoder_class: ClassVar[type[Decoder]] = Decoder
+    # Rules for layers of this family's checkpoints that have other names.
+    rules: ClassVar[Sequence[AnyRule]] = ()
 
     def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
         super().__init__()
@@ -355,10 +357,10 @@ class DecoderForCausalLM(nn.Module):
         """The spec of a checkpoint of this family."""
         return decoder_spec(facts)
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        """Rules for layers of this family's checkpoints that have other names."""
-        return ()
+    @classmethod
+    def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
+        """The rules, where some take sizes of the checkpoint."""
+        return cls.rules
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

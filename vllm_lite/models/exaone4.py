@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.loader.weight_rules import Alias, AnyRule, Rule
+from vllm_lite.loader.weight_rules import Alias, AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mixtures import CHOICE_BIAS, MLP, expert_rules, with_biased_experts
 from vllm_lite.models.olmo import norms_after
@@ -15,16 +15,14 @@ from vllm_lite.models.spec import DecoderSpec, decoder_spec, rotated_where, size
 class Exaone4ForCausalLM(DecoderForCausalLM):
     """LG AI Research, 2025: norms after the blocks."""
 
+    rules = norms_after()
+
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         spec = with_layers(decoder_spec(facts, has_qk_norm=True), {}, norms="after")
         if not facts.hf_config.get("sliding_window"):
             return spec
         return rotated_where(spec, facts.local_layers)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return norms_after()
 
 
 class ExaoneMoeForCausalLM(DecoderForCausalLM):

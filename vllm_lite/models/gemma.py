@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
@@ -18,6 +17,7 @@ from vllm_lite.models.spec import (
     with_rotaries,
 )
 
+_TWO_NORMS = {name: name for name in ("input_layernorm", "post_attention_layernorm")}
 # Norms around both blocks, by their names from the second generation on.
 FOUR_NORMS = {
     "input_layernorm": "input_layernorm",
@@ -27,8 +27,17 @@ FOUR_NORMS = {
 }
 
 
+def stored_minus_one(norms: dict[str, str]) -> list[Rule]:
+    """Rules of the last norm and of a layer's `norms`, by their names in a checkpoint."""
+    layer = "model.layers.*"
+    names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in norms.items()}
+    return renamed({**names, "model.norm": "model.norm"}, transform=plus_one)
+
+
 class GemmaForCausalLM(DecoderForCausalLM):
     """Gemma Team, 2024."""
+
+    rules = stored_minus_one(_TWO_NORMS)
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -37,36 +46,30 @@ class GemmaForCausalLM(DecoderForCausalLM):
             config = {**config, "hidden_act": "gelu_pytorch_tanh"}
         return gemma_spec(replace(facts, hf_config=config))
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return stored_minus_one(
-            {name: name for name in ("input_layernorm", "post_attention_layernorm")}
-        )
-
 
 class Gemma2ForCausalLM(DecoderForCausalLM):
     """Gemma Team, 2024: soft caps, norms around each block, and windows in every other layer."""
+
+    rules = stored_minus_one(FOUR_NORMS)
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         return with_layers(capped_spec(facts), {}, norms="both")
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return stored_minus_one(FOUR_NORMS)
-
 
 class VaultGemmaForCausalLM(DecoderForCausalLM):
     """Gemma 2 with norms before blocks alone (Sinha et al., 2025)."""
 
+    rules = stored_minus_one(
+        {
+            "input_layernorm": "input_layernorm",
+            "pre_feedforward_layernorm": "post_attention_layernorm",
+        }
+    )
+
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         return capped_spec(facts)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        second = {"pre_feedforward_layernorm": "post_attention_layernorm"}
-        return stored_minus_one({"input_layernorm": "input_layernorm", **second})
 
 
 def capped_spec(facts: ModelFacts) -> DecoderSpec:
@@ -89,15 +92,12 @@ def gemma_spec(facts: ModelFacts) -> DecoderSpec:
     )
 
 
-def stored_minus_one(norms: dict[str, str]) -> list[Rule]:
-    """Rules of the last norm and of a layer's `norms`, by their names in a checkpoint."""
-    layer = "model.layers.*"
-    names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in norms.items()}
-    return renamed({**names, "model.norm": "model.norm"}, transform=plus_one)
-
-
 class Gemma3ForCausalLM(DecoderForCausalLM):
     """Gemma Team, 2025."""
+
+    rules = stored_minus_one(
+        FOUR_NORMS | {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
+    )
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -105,8 +105,3 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
         names = {True: "sliding_attention", False: "full_attention"}
         rotaries = [rotary_settings(facts, names[is_local]) for is_local in facts.local_layers]
         return with_layers(with_rotaries(plain, rotaries), {"qk_norm": plain.norm}, norms="both")
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        head_norms = ("self_attn.q_norm", "self_attn.k_norm")
-        return stored_minus_one(FOUR_NORMS | {name: name for name in head_norms})

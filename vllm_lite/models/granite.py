@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
-from vllm_lite.loader.weight_rules import AnyRule, Rule, fused, renamed, stacked_experts
+from vllm_lite.loader.weight_rules import AnyRule, fused, renamed, stacked_experts
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import hybrid_mamba2, layer_kinds
 from vllm_lite.models.latent_attention import with_latents
@@ -33,20 +33,23 @@ from vllm_lite.models.spec import (
 )
 
 
-class GraniteForCausalLM(DecoderForCausalLM):
+class GraniteForCausalLM(LlamaForCausalLM):
     """Llama with multipliers; logits are divided."""
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         return _scaled(facts, logit_scale=1 / positive(facts, "logits_scaling", 1))
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        return gguf_pairs(facts)
-
 
 class HyperCLOVAXForCausalLM(DecoderForCausalLM):
     """Granite's multipliers, but logits are multiplied; a further norm after each block."""
+
+    rules = renamed(
+        {
+            f"{LAYERS}.post_norm1": f"{LAYERS}.mixer_output_norm",
+            f"{LAYERS}.post_norm2": f"{LAYERS}.ffn_output_norm",
+        }
+    )
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -54,18 +57,8 @@ class HyperCLOVAXForCausalLM(DecoderForCausalLM):
         is_normed = bool(facts.hf_config.get("use_post_norm"))
         return with_layers(spec, {}, norms="both" if is_normed else "before")
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
-        return renamed(
-            {
-                f"{layer}.post_norm1": f"{layer}.mixer_output_norm",
-                f"{layer}.post_norm2": f"{layer}.ffn_output_norm",
-            }
-        )
 
-
-class MiniCPMForCausalLM(DecoderForCausalLM):
+class MiniCPMForCausalLM(LlamaForCausalLM):
     """Hu et al., 2024: scales that follow from the width and the depth."""
 
     @staticmethod
@@ -77,10 +70,6 @@ class MiniCPMForCausalLM(DecoderForCausalLM):
             residual_scale=positive(facts, "scale_depth", 1) * facts.num_layers**-0.5,
             logit_scale=width,
         )
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return gguf_pairs(facts)
 
 
 def _scaled(facts: ModelFacts, logit_scale: float) -> DecoderSpec:

@@ -34,9 +34,18 @@ from vllm_lite.models.spec import (
     with_layers,
 )
 
+_ATTENTION = "model.layers.*.self_attn"
+
 
 class HunYuanDenseV1ForCausalLM(DecoderForCausalLM):
     """Tencent, 2025."""
+
+    rules = renamed(
+        {
+            f"{_ATTENTION}.query_layernorm": f"{_ATTENTION}.q_norm",
+            f"{_ATTENTION}.key_layernorm": f"{_ATTENTION}.k_norm",
+        }
+    )
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -47,16 +56,6 @@ class HunYuanDenseV1ForCausalLM(DecoderForCausalLM):
             "is_normed_after_rotation": True,
         }
         return with_layers(spec, attention)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        attention = "model.layers.*.self_attn"
-        return renamed(
-            {
-                f"{attention}.query_layernorm": f"{attention}.q_norm",
-                f"{attention}.key_layernorm": f"{attention}.k_norm",
-            }
-        )
 
 
 def hunyuan_rotary(facts: ModelFacts) -> RotarySettings:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.family_config import rotated_layers
 from vllm_lite.layers.rotary import QueryScaling
-from vllm_lite.loader.weight_rules import Rule, interleaved_pairs, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Rule, interleaved_pairs, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import (
     DecoderSpec,
@@ -32,7 +32,7 @@ class LlamaForCausalLM(DecoderForCausalLM):
         )
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         return gguf_pairs(facts)
 
 

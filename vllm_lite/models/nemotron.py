@@ -9,20 +9,16 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
+from vllm_lite.models.llama import LlamaForCausalLM
 from vllm_lite.models.spec import DecoderSpec, MLPSpec, biased_spec, positive, size, with_layers
 
 
-class ArceeForCausalLM(DecoderForCausalLM):
+class ArceeForCausalLM(LlamaForCausalLM):
     """Llama without gates."""
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         return without_gates(facts, LlamaForCausalLM.spec(facts))
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return gguf_pairs(facts)
 
 
 def without_gates(facts: ModelFacts, spec: DecoderSpec) -> DecoderSpec:
@@ -58,17 +54,14 @@ class NemotronForCausalLM(ArceeForCausalLM):
 class ApertusForCausalLM(DecoderForCausalLM):
     """Apertus Team, 2025; its activation is xIELU."""
 
+    rules = renamed(
+        {
+            "model.layers.*.attention_layernorm": "model.layers.*.input_layernorm",
+            "model.layers.*.feedforward_layernorm": "model.layers.*.post_attention_layernorm",
+        }
+    )
+
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         plain = biased_spec(facts, has_qk_norm=True)
         return without_gates(facts, plain)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
-        return renamed(
-            {
-                f"{layer}.attention_layernorm": f"{layer}.input_layernorm",
-                f"{layer}.feedforward_layernorm": f"{layer}.post_attention_layernorm",
-            }
-        )

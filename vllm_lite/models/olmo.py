@@ -9,7 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import AnyRule, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.llama import gguf_pairs
+from vllm_lite.models.llama import LlamaForCausalLM
 from vllm_lite.models.mixtures import expert_rules, expert_size, routed_experts, with_experts
 from vllm_lite.models.spec import (
     DecoderSpec,
@@ -21,7 +21,7 @@ from vllm_lite.models.spec import (
 )
 
 
-class OlmoForCausalLM(DecoderForCausalLM):
+class OlmoForCausalLM(LlamaForCausalLM):
     """Groeneveld et al., 2024: no norm has parameters; projections may be clamped."""
 
     @staticmethod
@@ -32,13 +32,19 @@ class OlmoForCausalLM(DecoderForCausalLM):
         clip = positive(facts, "clip_qkv", 0) if is_clipped else None
         return with_layers(replace(plain, norm=norm), {"qkv_clip": clip})
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return gguf_pairs(facts)
+
+def norms_after() -> Sequence[Rule]:
+    """The names of norms after the blocks, in layers that have no others."""
+    layer = "model.layers.*"
+    names = (f"{layer}.post_attention_layernorm", f"{layer}.post_feedforward_layernorm")
+    own = (f"{layer}.mixer_output_norm", f"{layer}.ffn_output_norm")
+    return renamed(dict(zip(names, own, strict=True)))
 
 
 class Olmo2ForCausalLM(DecoderForCausalLM):
     """OLMo Team, 2024: blocks' outputs are normalised, and all heads of queries and of keys."""
+
+    rules = norms_after()
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -46,10 +52,6 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
         norm = replace(plain.norm, in_float32=True)
         attention = {"qk_norm": norm, "qk_norm_weight": "one row"}
         return with_layers(replace(plain, norm=norm), attention, norms="after")
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return norms_after()
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
@@ -63,14 +65,6 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
             theta = full.number("rope_theta")
             local = replace(full, parameters={"rope_type": "default", "rope_theta": theta})
         return with_rotaries(spec, [local if is_local else full for is_local in facts.local_layers])
-
-
-def norms_after() -> Sequence[Rule]:
-    """The names of norms after the blocks, in layers that have no others."""
-    layer = "model.layers.*"
-    names = (f"{layer}.post_attention_layernorm", f"{layer}.post_feedforward_layernorm")
-    own = (f"{layer}.mixer_output_norm", f"{layer}.ffn_output_norm")
-    return renamed(dict(zip(names, own, strict=True)))
 
 
 class OlmoeForCausalLM(DecoderForCausalLM):

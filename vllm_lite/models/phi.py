@@ -17,9 +17,22 @@ from vllm_lite.models.spec import (
     with_layers,
 )
 
+_LAYER = "model.layers.*"
+
 
 class PhiForCausalLM(DecoderForCausalLM):
     """Li et al., 2023."""
+
+    rules = renamed(
+        {
+            "model.final_layernorm": "model.norm",
+            f"{_LAYER}.self_attn.dense": f"{_LAYER}.self_attn.o_proj",
+            f"{_LAYER}.self_attn.q_layernorm": f"{_LAYER}.self_attn.q_norm",
+            f"{_LAYER}.self_attn.k_layernorm": f"{_LAYER}.self_attn.k_norm",
+            f"{_LAYER}.mlp.fc1": f"{_LAYER}.mlp.up_proj",
+            f"{_LAYER}.mlp.fc2": f"{_LAYER}.mlp.down_proj",
+        }
+    )
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -31,20 +44,6 @@ class PhiForCausalLM(DecoderForCausalLM):
         }
         return replace(with_layers(plain, mixer, parallel="one norm"), head_bias=True)
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
-        return renamed(
-            {
-                "model.final_layernorm": "model.norm",
-                f"{layer}.self_attn.dense": f"{layer}.self_attn.o_proj",
-                f"{layer}.self_attn.q_layernorm": f"{layer}.self_attn.q_norm",
-                f"{layer}.self_attn.k_layernorm": f"{layer}.self_attn.k_norm",
-                f"{layer}.mlp.fc1": f"{layer}.mlp.up_proj",
-                f"{layer}.mlp.fc2": f"{layer}.mlp.down_proj",
-            }
-        )
-
 
 class Phi3ForCausalLM(DecoderForCausalLM):
     """Llama without biases; qkv_proj and gate_up_proj are stored whole, in GGUF files too."""
@@ -55,15 +54,16 @@ class Phi3ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
         query, key = (n * facts.head_size for n in (facts.num_heads, facts.num_kv_heads))
         up = size(facts, "intermediate_size")
         qkv = {"q_proj": query, "k_proj": key, "v_proj": key}
         gate_up = {"gate_proj": up, "up_proj": up}
         is_gguf = facts.format == "gguf"
         return (
-            fused(f"{layer}.self_attn.qkv_proj", f"{layer}.self_attn", qkv),
+            fused(f"{_LAYER}.self_attn.qkv_proj", f"{_LAYER}.self_attn", qkv),
             fused(
-                "blk.*.ffn_up" if is_gguf else f"{layer}.mlp.gate_up_proj", f"{layer}.mlp", gate_up
+                "blk.*.ffn_up" if is_gguf else f"{_LAYER}.mlp.gate_up_proj",
+                f"{_LAYER}.mlp",
+                gate_up,
             ),
         )

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, positive, with_layers
 
 
 class StableLmForCausalLM(DecoderForCausalLM):
     """Bellagente et al., 2024."""
+
+    rules = renamed(
+        {
+            f"model.layers.*.self_attn.{name}_layernorm.norms.*": (
+                f"model.layers.*.self_attn.{name}_norm.norms.*"
+            )
+            for name in "qk"
+        }
+    )
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -28,13 +36,3 @@ class StableLmForCausalLM(DecoderForCausalLM):
             }
         parallel = "one norm" if hf["use_parallel_residual"] else "no"
         return replace(with_layers(plain, mixer, parallel=parallel), norm=norm)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        attention = "model.layers.*.self_attn"
-        return renamed(
-            {
-                f"{attention}.{name}_layernorm.norms.*": f"{attention}.{name}_norm.norms.*"
-                for name in ("q", "k")
-            }
-        )

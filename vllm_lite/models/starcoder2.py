@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.mixtures import MLP
 from vllm_lite.models.spec import DecoderSpec, MLPSpec, decoder_spec, positive, size, with_layers
 
 
 class Starcoder2ForCausalLM(DecoderForCausalLM):
     """Lozhkov et al., 2024."""
+
+    rules = renamed({f"{MLP}.c_fc": f"{MLP}.up_proj", f"{MLP}.c_proj": f"{MLP}.down_proj"})
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
@@ -27,8 +29,3 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
         )
         norm = NormSpec(kind="layer", eps=positive(facts, "norm_epsilon", 1e-5), bias=True)
         return replace(with_layers(plain, {}, ffn=ffn), norm=norm)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        mlp = "model.layers.*.mlp"
-        return renamed({f"{mlp}.c_fc": f"{mlp}.up_proj", f"{mlp}.c_proj": f"{mlp}.down_proj"})
