@@ -195,7 +195,7 @@ ROWS = (
     row("NomicBertModel", "encoders.rotated", gguf=("nomic-bert",), **_NOMIC, **_EMBED),
     row(
         "JinaBertModel",
-        "encoders.jina_bert",
+        "encoders.rotated",
         like="BertModel",
         gguf=("jina-bert-v2",),
         **_JINA,
@@ -203,7 +203,7 @@ ROWS = (
     ),
     row(
         "JinaBertForMaskedLM",
-        "encoders.jina_bert",
+        "encoders.rotated",
         model_class="JinaBertModel",
         like="BertModel",
         **_JINA,

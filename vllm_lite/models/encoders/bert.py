@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.activation import activation_name
+from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, renamed
 from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec, tied
 from vllm_lite.models.heads import Dense, HeadNorm, HeadSpec, classifier
@@ -74,15 +75,9 @@ class BertForMaskedLM(BertModel):
 
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
-        norm, transform = cls.spec(facts).norm, "cls.predictions.transform"
-        return {
-            task_of_words(facts): (
-                Dense(name=f"{transform}.dense", size=facts.hidden_size),
-                activation_name(facts.hf_config["hidden_act"]),
-                HeadNorm(name=f"{transform}.LayerNorm", norm=norm),
-                Dense(name="cls.predictions.decoder", size=facts.vocab_size, is_large=True),
-            )
-        }
+        transform = "cls.predictions.transform"
+        names = (f"{transform}.dense", f"{transform}.LayerNorm", "cls.predictions.decoder")
+        return head_of_words(facts, cls.spec(facts).norm, names)
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
@@ -91,10 +86,22 @@ class BertForMaskedLM(BertModel):
         return [*rules, Rule("cls.predictions", (Part(decoder),), is_alternative=True)]
 
 
-def task_of_words(facts: ModelFacts) -> str:
-    """The task that scores of every word answer: of sparse vectors (Formal et al., 2021) or not."""
+def head_of_words(
+    facts: ModelFacts, norm: NormSpec, names: tuple[str, str, str]
+) -> dict[str, HeadSpec]:
+    """The head that scores every word, by the task: sparse vectors (Formal et al., 2021) or not.
+
+    `names` are those of its first layer, its norm and its last layer.
+    """
     is_sparse = facts.pooling is not None and facts.pooling.seq_pooling_type == "MAX"
-    return "embed" if is_sparse else "token_classify"
+    first, between, last = names
+    head = (
+        Dense(name=first, size=facts.hidden_size),
+        activation_name(facts.hf_config["hidden_act"]),
+        HeadNorm(name=between, norm=norm),
+        Dense(name=last, size=facts.vocab_size, is_large=True),
+    )
+    return {"embed" if is_sparse else "token_classify": head}
 
 
 class HF_ColBERT(BertModel):

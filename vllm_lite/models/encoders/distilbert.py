@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.layers.activation import activation_name
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import AnyRule, Rule
-from vllm_lite.models.encoders.bert import EMBEDDING, task_of_words
+from vllm_lite.models.encoders.bert import EMBEDDING, head_of_words
 from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec, tied
-from vllm_lite.models.heads import Dense, HeadNorm, HeadSpec, classifier
+from vllm_lite.models.heads import Dense, HeadSpec, classifier
 from vllm_lite.models.spec import DecoderSpec
 
 _LAYER = {
@@ -68,14 +67,8 @@ class DistilBertForMaskedLM(DistilBertModel):
 
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
-        return {
-            task_of_words(facts): (
-                Dense(name="vocab_transform", size=facts.hidden_size),
-                activation_name(facts.hf_config["hidden_act"]),
-                HeadNorm(name="vocab_layer_norm", norm=cls.spec(facts).norm),
-                Dense(name="vocab_projector", size=facts.vocab_size, is_large=True),
-            )
-        }
+        names = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
+        return head_of_words(facts, cls.spec(facts).norm, names)
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:

@@ -1,4 +1,4 @@
-"""BERT with rotation and gated MLPs: Nomic's, and Alibaba's GTE."""
+"""Relatives of BERT with gated MLPs: Nomic's and Alibaba's GTE rotate, Jina's has ALiBi."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, fused
-from vllm_lite.models.encoders.bert import EMBEDDING
+from vllm_lite.models.encoders.bert import EMBEDDING, LAYER, BertModel
 from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec
 from vllm_lite.models.heads import Dense, HeadSpec, classifier
 from vllm_lite.models.spec import DecoderSpec, MLPSpec, rotary_settings, size, with_layers
@@ -37,6 +38,17 @@ _GTE_LAYER = {
     "attn_ln": "post_attention_layernorm",
     "mlp.down_proj": "mlp.down_proj",
     "mlp_ln": "ffn_output_norm",
+}
+_JINA_NAMES = {
+    **_WORDS,
+    **{
+        f"encoder.layer.*.{old}": f"model.layers.*.{new}"
+        for old, new in {
+            **{old: new for old, new in LAYER.items() if old.startswith("attention")},
+            "mlp.wo": "mlp.down_proj",
+            "mlp.layernorm": "ffn_output_norm",
+        }.items()
+    },
 }
 # Nomic's activations: those of OpenAI's kernels, and whether they have a gate.
 _ACTIVATIONS = {"swiglu": ("silu", True), "geglu": ("gelu", True), "gelu": ("gelu", False)}
@@ -142,3 +154,30 @@ def rotated(facts: ModelFacts, ffn: MLPSpec, *, bias: bool) -> DecoderSpec:
     spec = encoder_spec(facts, bias=bias)
     mixer = {"rotary": rotary_settings(facts)}
     return replace(with_layers(spec, mixer, ffn=ffn), num_learned_positions=0)
+
+
+class JinaBertModel(BertModel):
+    """Guenther et al., 2023."""
+
+    @staticmethod
+    def spec(facts: ModelFacts) -> DecoderSpec:
+        ffn = MLPSpec(
+            intermediate_size=size(facts, "intermediate_size"),
+            act=facts.hf_config["hidden_act"],
+            down_bias=True,
+        )
+        mixer = {"alibi_slopes": alibi_slopes(facts.num_heads)}
+        spec = with_layers(encoder_spec(facts), mixer, ffn=ffn)
+        return replace(spec, num_learned_positions=0)
+
+    @classmethod
+    def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
+        halves = dict.fromkeys(("gate_proj", "up_proj"), size(facts, "intermediate_size"))
+        gated = "encoder.layer.*.mlp.gated_layers"
+        of_gguf = fused("blk.*.ffn_up", "model.layers.*.mlp", halves)
+        return [
+            replace(of_gguf, is_alternative=True),
+            *super().weight_rules(facts),
+            *encoder_rules(cls.roots, _JINA_NAMES),
+            *(fused(f"{root}{gated}", "model.layers.*.mlp", halves) for root in cls.roots),
+        ]
