@@ -464,11 +464,13 @@ static inline int64_t packed_panel_bytes(DType dtype, int64_t num_inputs) {
 
 struct PackLinear {
   DType dtype;
-  const void* weight;  // [M, N]
+  const void* weight;  // [M, N], at any address
   int64_t weight_stride;
-  void* packed_weight;  // panels of kPanel outputs; missing outputs are zero
-  int64_t num_outputs;  // M
-  int64_t num_inputs;   // N
+  void* packed_weight;   // panels of kPanel outputs; others than M are left as they are
+  int64_t first_output;  // the place of the weight's first
+  int64_t num_outputs;   // M
+  int64_t num_inputs;    // N
+  float* largest;        // null, or the largest magnitude, NaN if there is one
 };
 
 struct Linear {
@@ -776,7 +778,8 @@ struct Dequantize {
   KERNEL(void, find_largest, const LargestOutputs&, int64_t begin, int64_t end)                  \
   KERNEL(void, token_logprobs, const TokenLogprobs&, int64_t begin, int64_t end, float* scratch) \
   KERNEL(void, dequantize, const Dequantize&, int64_t begin_block, int64_t end_block)            \
-  KERNEL(void, pack_linear, const PackLinear&, int64_t begin_panel, int64_t end_panel)           \
+  /* Returns the largest magnitude, as bits. */                                                  \
+  KERNEL(uint32_t, pack_linear, const PackLinear&, int64_t begin_panel, int64_t end_panel)       \
   KERNEL(void, linear, const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,   \
          int64_t end_panel)                                                                      \
   /* Bytes of a packed panel; -1 unless the type is a quantised one of whole blocks. */          \

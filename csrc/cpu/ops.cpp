@@ -1,6 +1,8 @@
 #include "cpu/ops.h"
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -116,8 +118,16 @@ int64_t packed_bytes(DType dtype, int64_t num_outputs, int64_t num_inputs) {
 
 void pack_linear(const PackLinear& p) {
   const KernelTable& table = kernels();
-  parallel_for(ceil_divide(p.num_outputs, kPanel), rows_per_range(kPanel * p.num_inputs),
-               [&](int64_t begin, int64_t end) { table.pack_linear(p, begin, end); });
+  const int64_t first = p.first_output / kPanel;
+  const int64_t count = ceil_divide(p.first_output + p.num_outputs, kPanel) - first;
+  std::atomic<uint32_t> largest = 0;
+  parallel_for(count, rows_per_range(kPanel * p.num_inputs), [&](int64_t begin, int64_t end) {
+    const uint32_t found = table.pack_linear(p, first + begin, first + end);
+    uint32_t before = largest;
+    while (before < found && !largest.compare_exchange_weak(before, found)) {
+    }
+  });
+  if (p.largest) *p.largest = std::bit_cast<float>(largest.load());
 }
 
 void linear(const Linear& p, int64_t num_tokens, const BesideProduct& beside) {

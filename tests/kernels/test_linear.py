@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -74,17 +76,68 @@ def test_gated_linear_equals_its_two_steps_bit_for_bit(dtype: torch.dtype, with_
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * inputs**0.5)
 
 
+def panels(weight: torch.Tensor) -> torch.Tensor:
+    """The packed bytes by their description: words of 4 bytes of 32 outputs side by side."""
+    outputs, inputs = weight.shape
+    per_word = 4 // weight.element_size()
+    padded = weight.new_zeros(-(-outputs // 32) * 32, -(-inputs // per_word) * per_word)
+    padded[:outputs, :inputs] = weight
+    words = padded.view(torch.int32).view(len(padded) // 32, 32, -1)
+    return words.transpose(1, 2).contiguous().view(torch.uint8).flatten()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_packed_layout_is_the_same_on_every_isa(dtype: torch.dtype) -> None:
-    # Values of many magnitudes.
-    weight = (torch.randn(65, 50) * 2.0 ** torch.randint(-60, 60, (65, 50))).to(dtype)
-    before, layouts = _cpu.selected_isa(), []
+@pytest.mark.parametrize("inputs", [50, 128, 7, 1])
+def test_the_packed_layout_is_the_same_on_every_isa(dtype: torch.dtype, inputs: int) -> None:
+    # Values of many magnitudes, from an address that is no multiple of theirs.
+    values = torch.randn(165, inputs) * 2.0 ** torch.randint(-60, 60, (165, inputs))
+    size = values.to(dtype).nbytes
+    weight = torch.frombuffer(bytearray(size + 1), dtype=dtype, offset=1, count=165 * inputs)
+    weight = weight.view(165, inputs).copy_(values)
+    before = _cpu.selected_isa()
     for isa in _cpu.supported_isas():
         _cpu.select_isa(isa)
-        layouts.append(cpu.pack_linear(weight).data)
+        packed = cpu.pack_linear(weight)
+        assert torch.equal(packed.data, panels(weight))
+        assert packed.largest == weight.abs().max()
     _cpu.select_isa(before)
-    assert all(torch.equal(layout, layouts[0]) for layout in layouts)
-    assert layouts[0].numel() == 3 * 32 * 50 * weight.element_size()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cuts", [(32, 96), (20, 21, 70), (0, 64, 64, 165)])
+def test_rows_packed_part_by_part_are_the_same_bytes(
+    dtype: torch.dtype, cuts: tuple[int, ...]
+) -> None:
+    weight = torch.randn(165, 75).to(dtype)
+    before = _cpu.selected_isa()
+    for isa in _cpu.supported_isas():
+        _cpu.select_isa(isa)
+        data = None
+        for rows, first in reversed([*zip(weight.tensor_split(cuts), (0, *cuts), strict=True)]):
+            packed = cpu.pack_linear(rows, 165, first, data)
+            assert packed.largest == (rows.abs().max() if len(rows) else 0)
+            plain = reference.pack_linear(rows, 165, first, torch.zeros(165, 75, dtype=dtype))
+            assert plain.largest == packed.largest
+            data = packed.data
+        assert torch.equal(packed.data, panels(weight))
+    _cpu.select_isa(before)
+    with pytest.raises(ValueError, match="do not fit"):
+        cpu.pack_linear(weight, 165, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf, -math.inf, -3e38])
+def test_packing_finds_the_largest_number(dtype: torch.dtype, bad: float) -> None:
+    before = _cpu.selected_isa()
+    for isa in _cpu.supported_isas():
+        _cpu.select_isa(isa)
+        for place in ((0, 0), (7, 1), (31, 63), (33, 2), (34, 65)):
+            weight = torch.randn(35, 66).to(dtype)
+            weight[place] = bad
+            expected = reference.pack_linear(weight).largest
+            found = cpu.pack_linear(weight).largest
+            assert found == expected or (math.isnan(found) and math.isnan(expected))
+    _cpu.select_isa(before)
 
 
 def test_strided_rows() -> None:

@@ -6,6 +6,7 @@ Each rank holds the same number of rows, the last one possibly fewer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -148,7 +149,8 @@ class ParallelLMHead(nn.Module):
         stored = dict(self._weights)
         if self._bias is not None:
             stored["bias"] = StoredTensor(self._bias, output_dim=0, input_dim=None)
-        yield from _vocab_slots(stored, self._shard)
+        for shard, suffix, slot in _vocab_slots(stored, self._shard):
+            yield NamedSlot(shard, suffix, replace(slot, packing=stored[suffix].packing))
 
     def process_weights_after_loading(self) -> None:
         # Sums stay float32: rounding them to the model's type would create ties.

@@ -89,6 +89,8 @@ class ParallelLinear(nn.Module):
             stored.outputs_per_item,
             stored.unpacking,
             stored.is_optional,
+            stored.packing,
+            offset,
         )
 
     def process_weights_after_loading(self) -> None:

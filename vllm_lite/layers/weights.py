@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
-from vllm_lite.quantization.method import Unpacking
+from vllm_lite.quantization.method import RowPacking, Unpacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,10 @@ class WeightSlot:
     """This rank's slot for one checkpoint tensor.
 
     `tensor` is written in place (often a view into a fused parameter). `full_shape` is the
-    checkpoint tensor's; this rank's part begins at `starts`. If `keep` is set, it
-    takes that part of a quantised checkpoint tensor, and `tensor` stays as it is. Outputs run along
-    `output_dim` (None: the tensor has none), `outputs_per_item` of them in an entry.
+    checkpoint tensor's; this rank's part begins at `starts`. If `keep` is set, it takes that part
+    of a quantised checkpoint tensor, and `tensor` stays as it is; so it does if `packing` is set,
+    which takes rows from `first_row` on. Outputs run along `output_dim` (None: the tensor has
+    none), `outputs_per_item` of them in an entry.
     """
 
     tensor: Tensor
@@ -36,6 +38,26 @@ class WeightSlot:
     unpacking: Unpacking | None = None
     # The tensor holds what counts where a checkpoint has none.
     is_optional: bool = False
+    packing: RowPacking | None = None
+    first_row: int = 0
+
+    def write(self, values: Tensor) -> None:
+        """Fill the slot with `values` on the host, expanded to its shape."""
+        if self.packing is None:
+            write_weights(self.tensor, values)
+        else:
+            self.packing.put(self.first_row, values.expand_as(self.tensor))
+
+    def largest(self) -> float:
+        """The largest magnitude of what was written last; NaN if one of its numbers is."""
+        if self.packing is not None:
+            return self.packing.largest
+        if not self.tensor.is_floating_point() or not self.tensor.numel():
+            return 0.0
+        # Narrow floats have no minimum of their own; some have NaN.
+        is_narrow = self.tensor.element_size() == 1
+        low, high = (self.tensor.float() if is_narrow else self.tensor).aminmax()
+        return max(-float(low), float(high))
 
     @property
     def dtype_in_file(self) -> torch.dtype:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import FlatBlocks
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.weight_rules import Part, WeightRules
@@ -57,7 +56,7 @@ class BlockScales:
         yield replace(self, name=rules.name_of(self.name))
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
-        write_weights(slot.tensor, part.unpacked(self.read(), slot))
+        slot.write(part.unpacked(self.read(), slot))
 
     def read(self) -> Tensor:
         """All scales; raises CheckpointError."""

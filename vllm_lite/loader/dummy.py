@@ -39,7 +39,7 @@ class DummyTensor:
         generator = torch.Generator(tensor.device)
         generator.manual_seed(zlib.crc32(self.name.encode(), self.seed & 0xFFFFFFFF))
         if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
-            tensor.uniform_(-_RANGE, _RANGE, generator=generator)
+            slot.write(tensor.uniform_(-_RANGE, _RANGE, generator=generator))
         elif tensor.is_floating_point():
             wide = torch.empty(tensor.shape, device=tensor.device)
             tensor.copy_(wide.uniform_(-1.0, 1.0, generator=generator))

@@ -17,7 +17,6 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.gguf_header import GGML_TYPES, GGMLType, GGUFFile, GGUFTensor, read_gguf
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.gguf_latents import join_latents
@@ -152,7 +151,7 @@ class GGUFCheckpointTensor:
                 slot.keep(self._kept(taken, kind, slot))
                 return
         values = self.values(slot.tensor.dtype, rows)
-        write_weights(slot.tensor, part.values(values[(slice(None), *others)]))
+        slot.write(part.values(values[(slice(None), *others)]))
 
     def _rows(self, rows: slice | Tensor) -> Tensor:
         stored = self.data.narrow(0, self.tensor.offset, self.tensor.nbytes)

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_rules import Part
@@ -52,7 +51,7 @@ class LatentExpansion:
         dtype = slot.tensor.dtype
         keys, values = self.keys.values(dtype).transpose(1, 2), self.made_values.values(dtype)
         joined = torch.cat((keys, values), 1).reshape(self.shape)
-        write_weights(slot.tensor, part.values(joined[part.region(slot)]))
+        slot.write(part.values(joined[part.region(slot)]))
 
 
 def join_latents(tensors: Iterable[_Stack]) -> Iterator[CheckpointTensor]:

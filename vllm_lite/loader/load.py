@@ -30,7 +30,7 @@ from vllm_lite.distributed.groups import in_turn
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.layers.embedding import ParallelLMHead
-from vllm_lite.layers.weights import WeightedLayer
+from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors, plain_layers
@@ -109,7 +109,7 @@ def _read(item: tuple[str, _Fill]) -> tuple[str, Tensor]:
     name, fill = item
     slot = fill.target.slot
     tensor = torch.empty(slot.tensor.shape, dtype=slot.tensor.dtype, device="cpu")
-    fill.tensor.fill(replace(slot, tensor=tensor, keep=None), fill.part)
+    fill.tensor.fill(replace(slot, tensor=tensor, keep=None, packing=None), fill.part)
     return name, tensor
 
 
@@ -352,14 +352,14 @@ class _LayerJob:
     def run(self) -> int:
         """Fill and finish the layer; returns the bytes read."""
         nbytes, path = self.nbytes, self.fills[0].tensor.path
+        packed_weights.begin_layer(self.number)
         for fill in self.fills:
             fill.tensor.fill(fill.target.slot, fill.part)
             if fill.target.slot.keep is None:
-                _check_magnitude(fill.tensor, fill.target.slot.tensor)
+                _check_magnitude(fill.tensor, fill.target.slot)
         # Packing frees the layer's own tensors only if nothing here refers to them.
         self.fills.clear()
         if not _depends_on_others(self.layer):
-            packed_weights.begin_layer(self.number)
             try:
                 self.layer.process_weights_after_loading()
             except CheckpointError as error:
@@ -371,20 +371,16 @@ def _depends_on_others(layer: WeightedLayer) -> bool:
     return isinstance(layer, ParallelLMHead) and layer.is_tied
 
 
-def _check_magnitude(tensor: CheckpointTensor, filled: Tensor) -> None:
+def _check_magnitude(tensor: CheckpointTensor, slot: WeightSlot) -> None:
     """Raise CheckpointError for weights that are not finite, or whose squares are not.
 
     The first steps at start check rows that are kept as in the file.
     """
-    if not filled.is_floating_point() or not filled.numel():
-        return
-    # Narrow floats have no minimum of their own; some have NaN.
-    is_narrow = filled.dtype not in _DTYPES.values()
-    low, high = (filled.float() if is_narrow else filled).aminmax()
-    if not (low > -_LARGEST and high < _LARGEST):
+    largest = slot.largest()
+    if not largest < _LARGEST:
         raise CheckpointError(
-            f"{tensor.path}: the tensor {tensor.name!r} holds numbers from {float(low):g} to "
-            f"{float(high):g}; fetch the weights again"
+            f"{tensor.path}: the tensor {tensor.name!r} holds numbers as large as {largest:g}; "
+            "fetch the weights again"
         )
 
 

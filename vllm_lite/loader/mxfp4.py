@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.weight_rules import Part, WeightRules
@@ -55,7 +54,7 @@ class Float4Tensor:
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         expanded = expand(self.blocks.read(), self.scales.read())
-        write_weights(slot.tensor, part.values(expanded[part.region(slot)]))
+        slot.write(part.values(expanded[part.region(slot)]))
 
 
 def expand(blocks: Tensor, scales: Tensor) -> Tensor:

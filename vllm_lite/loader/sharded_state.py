@@ -16,7 +16,6 @@ from torch import Tensor
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.distributed.groups import tp_rank, tp_size
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.stored import WORDS, StoredTensor, TensorFile
 from vllm_lite.loader.weight_map import Target, is_ignorable
@@ -48,7 +47,7 @@ class ShardTensor:
         return self.stored.nbytes
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
-        write_weights(slot.tensor, self.stored.read())
+        slot.write(self.stored.read())
 
 
 def shard_files(directory: Path, load: LoadConfig) -> list[Path]:

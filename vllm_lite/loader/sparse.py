@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.weight_rules import Part, WeightRules
@@ -51,7 +50,7 @@ class SparseTensor:
         taken = whole
         for dim, chosen in enumerate(part.region(slot)):
             taken = taken[(slice(None),) * dim + (chosen,)]
-        write_weights(slot.tensor, part.values(taken))
+        slot.write(part.values(taken))
 
     def _read(self) -> Tensor:
         """All values, of the type that is stored."""

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
@@ -117,7 +116,7 @@ class StoredTensor:
         if slot.unpacking is not None:
             packed = self.read()
             try:
-                write_weights(slot.tensor, part.unpacked(packed, slot))
+                slot.write(part.unpacked(packed, slot))
             except CheckpointError as error:
                 raise CheckpointError(f"{self.path}: the tensor {self.name!r} {error}") from None
             return
@@ -126,7 +125,7 @@ class StoredTensor:
         if stored.dtype is torch.float8_e8m0fnu:
             is_code = slot.tensor.dtype is torch.uint8
             stored = stored.view(torch.uint8) if is_code else stored.float()
-        write_weights(slot.tensor, part.values(stored))
+        slot.write(part.values(stored))
 
     def _read(self, region: tuple[slice | Tensor, ...]) -> Tensor:
         slices = [

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import Ternary
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.gpu.staging import write_weights
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.stored import StoredTensor
@@ -67,7 +66,7 @@ class TernaryTensor:
             assert slot.keep is not None
             slot.keep(QuantizedRows(as_blocks(taken, scale), _Q2_K, taken.shape[1]))
         else:
-            write_weights(slot.tensor, part.values((taken.float() - 1) * scale))
+            slot.write(part.values((taken.float() - 1) * scale))
 
     def _read(self) -> tuple[Tensor, float]:
         """Codes [M, N] uint8 of 0, 1 and 2, and what one of them is worth."""

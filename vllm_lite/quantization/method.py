@@ -40,6 +40,19 @@ class Unpacking:
     earlier: Unpacking | None = None
 
 
+class RowPacking(Protocol):
+    """Takes a weight's rows as they are read, in whatever order, and packs each of them at once."""
+
+    @property
+    def largest(self) -> float:
+        """The magnitude of the rows taken last; NaN if one of their numbers is."""
+        ...
+
+    def put(self, first: int, rows: Tensor) -> None:
+        """Take rows [n, input_size] of any floating-point type, of outputs from `first` on."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor of a layer's storage, and its dimensions of inputs and outputs.
@@ -47,7 +60,8 @@ class StoredTensor:
     `data` may stay in host memory until the layer is finished on `device`, so that the device
     need not hold intermediate forms. A method that takes quantised rows as they
     are sets `rows`: the loader puts them there by first output, and leaves that part of
-    `data` untouched.
+    `data` untouched. One that packs rows as they are read sets `packing`, which a layer may use for
+    all rows in place of `data`.
     """
 
     data: Tensor
@@ -61,6 +75,7 @@ class StoredTensor:
     unpacking: Unpacking | None = None
     # `data` holds what counts where a checkpoint lacks the tensor.
     is_optional: bool = False
+    packing: RowPacking | None = None
 
     @classmethod
     def on_host(

@@ -34,7 +34,8 @@ class UnquantizedLinearMethod:
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         data = torch.empty(output_size, input_size, dtype=self._dtype)
-        return {"weight": StoredTensor(data, output_dim=0, input_dim=1)}
+        packing = _Packing(data) if _is_packed(data) else None
+        return {"weight": StoredTensor(data, output_dim=0, input_dim=1, packing=packing)}
 
     def create_bias(self, output_size: int) -> Tensor:
         return torch.empty(output_size, dtype=self._dtype)
@@ -45,13 +46,35 @@ class UnquantizedLinearMethod:
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        return plain_kernel(weights["weight"].data, bias, out_dtype)
+        stored = weights["weight"]
+        if isinstance(stored.packing, _Packing) and stored.packing.packed is not None:
+            return _packed_kernel(stored.packing.packed, bias, out_dtype)
+        return plain_kernel(stored.data, bias, out_dtype)
 
     def for_vocabulary(self) -> LinearMethod:
         return UnquantizedLinearMethod(self._dtype)
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         return PlainTable(weights["weight"].data)
+
+
+class _Packing:
+    """Packs rows straight from where they are read, such as a mapped file."""
+
+    def __init__(self, data: Tensor) -> None:
+        """`data` [output_size, input_size] has the whole weight's size and type."""
+        self._num_outputs, self._dtype = len(data), data.dtype
+        self.packed: PackedLinear | None = None
+
+    @property
+    def largest(self) -> float:
+        return 0.0 if self.packed is None else self.packed.largest
+
+    def put(self, first: int, rows: Tensor) -> None:
+        rows = rows.to(self._dtype)
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        before = None if self.packed is None else self.packed.data
+        self.packed = ops().pack_linear(rows, self._num_outputs, first, before)
 
 
 class PlainTable:
@@ -76,11 +99,21 @@ def plain_kernel(
     weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None
 ) -> LinearKernel:
     """The fastest kernel by an unquantised weight [output_size, input_size]."""
+    if _is_packed(weight):
+        return _packed_kernel(ops().pack_linear(weight), bias, out_dtype)
     out_dtype = weight.dtype if out_dtype is None else out_dtype
-    if weight.device.type != "cpu" or weight.dtype is torch.float16:
-        return TorchKernel(weight, bias, _torch_product(weight, bias, out_dtype))
+    return TorchKernel(weight, bias, _torch_product(weight, bias, out_dtype))
+
+
+def _is_packed(weight: Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.dtype is not torch.float16
+
+
+def _packed_kernel(
+    weight: PackedLinear, bias: Tensor | None, out_dtype: torch.dtype | None
+) -> LinearKernel:
     wide = None if bias is None else bias.float()
-    return PackedKernel(ops().pack_linear(weight), wide, out_dtype, ops())
+    return PackedKernel(weight, wide, weight.dtype if out_dtype is None else out_dtype, ops())
 
 
 def _torch_product(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:

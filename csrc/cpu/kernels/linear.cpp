@@ -240,29 +240,66 @@ void multiply_widened(const Linear& p, int64_t row, int64_t end_row, int64_t beg
 }
 #endif
 
+// A word of a panel is a float32 or a bfloat16 pair; without signs, bits are ordered as magnitudes.
+static inline BitsVec magnitudes(const float*, BitsVec words) { return words & 0x7fffffffu; }
+static inline BitsVec magnitudes(const BFloat16*, BitsVec words) {
+  const BitsVec high = words & 0x7fff0000u, low = words << 16 & 0x7fff0000u;
+  return high > low ? high : low;
+}
+
 template <class T>
-void pack_panel(const PackLinear& p, int64_t panel) {
+uint32_t pack_panel(const PackLinear& p, int64_t panel) {
   constexpr int64_t kInputs = 4 / sizeof(T);
-  T* to = reinterpret_cast<T*>(static_cast<char*>(p.packed_weight) +
-                               panel * packed_panel_bytes(p.dtype, p.num_inputs));
-  const int64_t num_rows = min_of<int64_t>(kPanel, p.num_outputs - panel * kPanel);
-  const T* rows = static_cast<const T*>(p.weight) + panel * kPanel * p.weight_stride;
-  for (int64_t input = 0; input < p.num_inputs; input += kInputs) {
-    for (int64_t r = 0; r < kPanel; ++r) {
-      for (int64_t i = 0; i < kInputs; ++i) {
-        const bool exists = r < num_rows && input + i < p.num_inputs;
-        *to++ = exists ? rows[r * p.weight_stride + input + i] : T{};
+  const T* const type = nullptr;
+  const int64_t first = panel * kPanel;
+  const int64_t begin = max_of(first, p.first_output);
+  const int64_t num_rows = min_of(first + kPanel, p.first_output + p.num_outputs) - begin;
+  const int64_t stride = p.weight_stride * sizeof(T), row_bytes = p.num_inputs * sizeof(T);
+  const char* rows = static_cast<const char*>(p.weight) + (begin - p.first_output) * stride;
+  char* to = static_cast<char*>(p.packed_weight) +
+             panel * packed_panel_bytes(p.dtype, p.num_inputs) + (begin - first) * 4;
+  BitsVec largest{};
+  const auto look_at = [&](BitsVec words) {
+    const BitsVec found = magnitudes(type, words);
+    largest = found > largest ? found : largest;
+  };
+  int64_t word = 0;
+  for (; num_rows == kPanel && word + 4 <= p.num_inputs / kInputs; word += 4) {
+    for (int64_t r = 0; r < kPanel; r += kLanes) {
+      FoursOfRows fours;
+      for (int i = 0; i < kLanes / 4; ++i) fours.fours[i] = rows + (r + 4 * i) * stride;
+      fours.stride = stride;
+      BitsVec words[4];
+      load_words(fours, 4 * word, words);
+      for (int i = 0; i < 4; ++i) {
+        look_at(words[i]);
+        store_words(to + ((word + i) * kPanel + r) * 4, words[i]);
       }
     }
   }
+  for (; word * 4 < row_bytes; ++word) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      uint32_t bits = 0;
+      memcpy(&bits, rows + r * stride + word * 4, min_of<int64_t>(4, row_bytes - word * 4));
+      look_at(BitsVec{} + bits);
+      memcpy(to + (word * kPanel + r) * 4, &bits, 4);
+    }
+  }
+  uint32_t found = 0;
+  for (int i = 0; i < kLanes; ++i) found = max_of(found, largest[i]);
+  return found;
 }
 
 }  // namespace
 
-void pack_linear(const PackLinear& p, int64_t begin_panel, int64_t end_panel) {
+uint32_t pack_linear(const PackLinear& p, int64_t begin_panel, int64_t end_panel) {
+  uint32_t largest = 0;
   for (int64_t panel = begin_panel; panel < end_panel; ++panel) {
-    with_type(p.dtype, [&](auto number) { pack_panel<decltype(number)>(p, panel); });
+    with_type(p.dtype, [&](auto number) {
+      largest = max_of(largest, pack_panel<decltype(number)>(p, panel));
+    });
   }
+  return largest;
 }
 
 void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_panel,

@@ -32,14 +32,23 @@ def embedding(ids: Tensor, rows: Tensor, first_row: int | None = None) -> Tensor
     return out
 
 
-def pack_linear(weight: Tensor) -> PackedLinear:
-    num_outputs, num_inputs = weight.shape
+def pack_linear(
+    weight: Tensor,
+    num_outputs: int | None = None,
+    first: int = 0,
+    data: Tensor | None = None,
+) -> PackedLinear:
+    count, num_inputs = weight.shape
+    total = count if num_outputs is None else num_outputs
     stride = row_stride("pack_linear", weight)
     dtype = dtype_number("pack_linear", weight)
-    size = _cpu.packed_bytes(dtype, num_outputs, num_inputs)
-    data = packed_weights.take(size)
-    _cpu.pack_linear(dtype, weight, stride, data, num_outputs, num_inputs)
-    return PackedLinear(data, weight.dtype, num_outputs, num_inputs)
+    size = _cpu.packed_bytes(dtype, total, num_inputs)
+    data = packed_weights.take(size) if data is None else data
+    if first + count > total or len(data) != size:
+        raise refuse("pack_linear", f"{count} rows from {first} on do not fit {total} outputs")
+    largest = torch.empty(1)
+    _cpu.pack_linear(dtype, weight, stride, data, first, count, num_inputs, largest)
+    return PackedLinear(data, weight.dtype, total, num_inputs, largest.item())
 
 
 def linear(
@@ -107,7 +116,7 @@ def pack_heads(weights: Tensor) -> PackedHeads:
     data = packed_weights.take(num_heads * num_bytes)
     for head, weight in enumerate(weights):
         place = data.data_ptr() + head * num_bytes
-        _cpu.pack_linear(dtype, weight, weight.stride(0), place, *sizes)
+        _cpu.pack_linear(dtype, weight, weight.stride(0), place, 0, *sizes, None)
     return PackedHeads(data, weights.dtype, num_heads, *sizes)
 
 

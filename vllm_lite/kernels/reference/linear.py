@@ -20,6 +20,8 @@ class PackedLinear:
     dtype: torch.dtype
     num_outputs: int  # M
     num_inputs: int  # N
+    # The magnitude of the rows packed last; NaN if one of their numbers is.
+    largest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,23 @@ def look_up_range(
     return look_up(rows.masked_fill_(elsewhere, 0)).masked_fill_(elsewhere.unsqueeze(1), 0)
 
 
-def pack_linear(weight: Tensor) -> PackedLinear:
-    """Prepare weight [M, N] for `linear`; the result holds a copy."""
-    return PackedLinear(weight.clone(), weight.dtype, *weight.shape)
+def pack_linear(
+    weight: Tensor,
+    num_outputs: int | None = None,
+    first: int = 0,
+    data: Tensor | None = None,
+) -> PackedLinear:
+    """Prepare weight [M, N] for `linear`; the result holds a copy.
+
+    With `num_outputs`, these are that many outputs' rows from `first` on; `data` is the result's
+    of rows packed before, if any.
+    """
+    count, num_inputs = weight.shape
+    total = count if num_outputs is None else num_outputs
+    data = weight.new_empty(total, num_inputs) if data is None else data
+    data[first : first + count] = weight
+    largest = float(weight.abs().amax()) if weight.numel() else 0.0
+    return PackedLinear(data, weight.dtype, total, num_inputs, largest)
 
 
 def linear(

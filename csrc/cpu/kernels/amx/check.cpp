@@ -15,7 +15,7 @@ int weight_at(int output, int input) { return (output * 5 + input * 2) % 13 - 6;
 
 bool multiply_bfloat16_rightly() {
   BFloat16 x[kRows][kInputs], weight[kOutputs][kInputs];
-  alignas(64) uint8_t packed[kPackedBytes];
+  alignas(64) uint8_t packed[kPackedBytes] = {};
   float out[kRows][kOutputs];
   for (int i = 0; i < kInputs; ++i) {
     for (int r = 0; r < kRows; ++r) from_float(&x[r][i], static_cast<float>(x_at(r, i)));
@@ -23,7 +23,7 @@ bool multiply_bfloat16_rightly() {
       from_float(&weight[o][i], static_cast<float>(weight_at(o, i)));
     }
   }
-  pack_linear({DType::kBFloat16, weight, kInputs, packed, kOutputs, kInputs}, 0, 2);
+  pack_linear({DType::kBFloat16, weight, kInputs, packed, 0, kOutputs, kInputs, nullptr}, 0, 2);
   linear_on_tiles({DType::kBFloat16, x, kInputs, packed, nullptr, kOutputs, kInputs,
                    DType::kFloat32, out, kOutputs},
                   0, kRows, 0, 2);
