@@ -33,7 +33,7 @@ def alike_layers(
 
 TINY_SPEC = alike_layers(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
 
-_FACTS = ModelFacts(
+TINY_FACTS = ModelFacts(
     path="",
     format="hf",
     architecture="LlamaForCausalLM",
@@ -63,7 +63,7 @@ def core_config(**options: Any) -> VllmConfig:
         name: cls(**{key: given.pop(key) for key in list(given) if key in cls.__annotations__})
         for name, cls in sections(VllmConfig).items()
     }
-    return VllmConfig(facts=_FACTS, **parts, **given)
+    return VllmConfig(facts=TINY_FACTS, **parts, **given)
 
 
 def message(

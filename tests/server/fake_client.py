@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import codecs
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Gauge
 
-from vllm_lite.config.facts import ModelFacts
+from tests.builders import TINY_FACTS
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.structured_outputs import StructuredOutputsConfig
@@ -112,19 +113,10 @@ def fake_config(
     model.setdefault("runner", "generate" if pooling is None else "pooling")
     model.setdefault("max_model_len", 128)
     model.setdefault("served_model_name", ["tiny", "alias"])
-    facts = ModelFacts(
+    facts = replace(
+        TINY_FACTS,
         path="/models/tiny",
-        format="hf",
-        architecture="LlamaForCausalLM",
-        hf_config={},
-        dtype="float32",
         max_position=1024,
-        num_layers=1,
-        layer_windows=(None,),
-        hidden_size=8,
-        num_heads=1,
-        num_kv_heads=1,
-        head_size=8,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
         pooling=pooling,

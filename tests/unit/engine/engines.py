@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from tests.builders import TINY_FACTS
 from tests.fakes import ScriptedExecutor
 from vllm_lite.config.cache import CacheConfig
-from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import ModelConfig
 from vllm_lite.config.observability import ObservabilityConfig
 from vllm_lite.config.pooling import PoolingFacts
@@ -55,19 +56,10 @@ def engine_config(
     **scheduler: Any,
 ) -> VllmConfig:
     """A config of a model of bytes; `scheduler` are SchedulerConfig's options."""
-    facts = ModelFacts(
+    facts = replace(
+        TINY_FACTS,
         path="/nowhere",
-        format="hf",
-        architecture="LlamaForCausalLM",
-        hf_config={},
-        dtype="float32",
         max_position=4096,
-        num_layers=1,
-        layer_windows=(None,),
-        hidden_size=8,
-        num_heads=1,
-        num_kv_heads=1,
-        head_size=8,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(EOS,),
         generation_config=generation_config or {},
