@@ -11,6 +11,7 @@ from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mamba import checked, mamba2_rules, step_limit
+from vllm_lite.models.mixtures import renamed_mlp
 from vllm_lite.models.spec import DecoderSpec, biased_spec, positive, size
 
 # Names of kinds of layers, old ones too.
@@ -85,10 +86,8 @@ class BambaForCausalLM(DecoderForCausalLM):
             "model.final_layernorm": "model.norm",
             f"{layer}.pre_ff_layernorm": f"{layer}.post_attention_layernorm",
         }
-        names |= {
-            f"{layer}.feed_forward.{part}_proj": f"{layer}.mlp.{part}_proj"
-            for part in ("gate", "up", "down")
-        }
-        return *renamed(names), *mamba2_rules(
-            f"{layer}.mamba", f"{layer}.mixer", hybrid_mamba2(facts)
+        return (
+            *renamed(names),
+            *renamed_mlp(f"{layer}.feed_forward", f"{layer}.mlp"),
+            *mamba2_rules(f"{layer}.mamba", f"{layer}.mixer", hybrid_mamba2(facts)),
         )

@@ -12,7 +12,7 @@ from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.rotary import QueryScaling
 from vllm_lite.loader.weight_rules import Rule, Stack, renamed, stacked_experts
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.mixtures import LAYERS, with_experts
+from vllm_lite.models.mixtures import LAYERS, renamed_mlp, with_experts
 from vllm_lite.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -68,14 +68,13 @@ class Llama4ForCausalLM(DecoderForCausalLM):
     def weight_rules(facts: ModelFacts) -> Sequence[Rule | Stack]:
         old, new = f"{LAYERS}.feed_forward", f"{LAYERS}.mlp"
         names = {f"{old}.router": f"{new}.gate"}
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            names[f"{old}.{name}"] = f"{new}.{name}"
-            names[f"{old}.shared_expert.{name}"] = f"{new}.shared_experts.{name}"
-            short = name.removesuffix("_proj")
-            names[f"blk.*.ffn_{short}_shexp"] = f"{new}.shared_experts.{name}"
+        for part in ("gate", "up", "down"):
+            names[f"blk.*.ffn_{part}_shexp"] = f"{new}.shared_experts.{part}_proj"
         width = size(facts, "intermediate_size")
         return [
             *renamed(names),
+            *renamed_mlp(old, new),
+            *renamed_mlp(f"{old}.shared_expert", f"{new}.shared_experts"),
             *stacked_experts(f"{old}.experts", f"{new}.experts.*", width, is_transposed=True),
         ]
 
