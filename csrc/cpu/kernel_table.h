@@ -735,7 +735,7 @@ struct SegmentSum {
 // Floats of scratch memory for a row of logits, for `sample` and `token_logprobs`.
 static inline int64_t sampling_scratch_floats(int64_t vocab_size) {
   const int64_t num_blocks = (vocab_size + kSampleBlock - 1) / kSampleBlock;
-  return num_blocks * kSampleBlock + 3 * (num_blocks + 16);
+  return 2 * num_blocks * kSampleBlock + 3 * (num_blocks + 16) + 16;
 }
 
 struct Dequantize {

@@ -12,6 +12,10 @@ constexpr int64_t kVectors = kSampleBlock / kLanes;
 constexpr float kLeastWeight = 2e-38f;
 // Blocks that are summed in float before they are added to a double.
 constexpr int64_t kBlocksPerSum = 16;
+// A search copies what is left of a row once its thresholds lie within a factor of two, and each time
+// that they are so many times closer.
+constexpr int32_t kFactorOfTwo = 1 << 23;
+constexpr int32_t kCloserPerCopy = 64;
 
 // The logits of one row, its last block padded with -inf.
 class Row {
@@ -97,6 +101,7 @@ struct Candidates {
   float* maxima;    // [count], of the weights
   float* weights;   // [count, kSampleBlock]
   float* sums;      // [count]
+  float* inside;    // room for a copy of the weights, and a vector more
 };
 
 // Keeps the blocks whose largest weights, in `c.maxima`, reach `least`.
@@ -105,7 +110,7 @@ void take_candidates(const Row& row, float largest, float inverse_temperature, f
   c.count = 0;
   for (int64_t b = 0; b < row.num_blocks(); ++b) {
     const float most = c.maxima[b];
-    if (most < least || most == 0) continue;
+    if (most < least) continue;
     const float* logits = row.block(b);
     float* weights = c.weights + c.count * kSampleBlock;
     for (int64_t i = 0; i < kSampleBlock; i += kLanes) {
@@ -114,16 +119,6 @@ void take_candidates(const Row& row, float largest, float inverse_temperature, f
     c.blocks[c.count] = static_cast<int32_t>(b);
     c.maxima[c.count++] = most;
   }
-}
-
-int64_t count_at_least(const Candidates& c, float least) {
-  IntVec counts = {};
-  for (int64_t b = 0; b < c.count; ++b) {
-    if (c.maxima[b] >= least) {
-      counts += count_at_least(c.weights + b * kSampleBlock, kVectors, least);
-    }
-  }
-  return sum_of_lanes(counts);
 }
 
 // Lane-wise sums of a block's weights that reach `least`.
@@ -136,37 +131,66 @@ Vec sum_at_least(const float* weights, float least) {
   return sum;
 }
 
-double mass_at_least(const Candidates& c, float least) {
-  double mass = 0;
-  for (int64_t b = 0; b < c.count;) {
-    Vec sum = {};
-    for (const int64_t end = min_of(b + kBlocksPerSum, c.count); b < end; ++b) {
-      if (c.maxima[b] >= least) sum += sum_at_least(c.weights + b * kSampleBlock, least);
+// How much of `values` [count] reaches each threshold, which is above 0: the sum of those values, or
+// their number.
+template <bool kIsCount, int kThresholds>
+void add_up_reaching(const float* values, int64_t count, const float (&least)[kThresholds],
+                     double (&found)[kThresholds]) {
+  for (int t = 0; t < kThresholds; ++t) found[t] = 0;
+  for (int64_t i = 0; i < count;) {
+    Vec sums[kThresholds] = {};
+    for (const int64_t end = min_of(i + kBlocksPerSum * kSampleBlock, count); i < end; i += kLanes) {
+      const Vec value = load(values + i);
+      const Vec worth = kIsCount ? broadcast(1.0f) : value;
+      for (int t = 0; t < kThresholds; ++t) {
+        sums[t] += value >= broadcast(least[t]) ? worth : Vec{};
+      }
     }
-    mass += reduce_add(sum);
+    for (int t = 0; t < kThresholds; ++t) found[t] += reduce_add(sums[t]);
   }
-  return mass;
 }
 
-// The highest threshold in (low, 1] that passes, else low. `passes` must be monotonic.
-// Non-negative floats are ordered like their bits.
-template <class Passes>
-float highest_threshold(float low, Passes&& passes) {
+// Writes those of `values` that lie from `low` to below `high`, in order, and zeros up to a whole
+// vector; returns how many there are with the zeros. `kept` may be `values`.
+int64_t keep_between(const float* values, int64_t count, float low, float high, float* kept) {
+  int64_t size = 0;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    size += store_between(load(values + i), low, high, kept + size);
+  }
+  store(kept + size, Vec{});
+  return round_up(size, kLanes);
+}
+
+// The highest threshold in (low, 1] that `wanted` of `values` [count] reach, else low. Three are
+// tried at a time: non-negative floats are ordered like their bits. Values that all thresholds in
+// question divide alike are left out after a while; the others are copied to `inside`.
+template <bool kIsCount>
+float highest_reached(const float* values, int64_t count, float low, double wanted, float* inside) {
   int32_t from = bit_cast<int32_t>(low), to = bit_cast<int32_t>(1.0f) + 1;
+  int32_t copied_at = kFactorOfTwo;
+  double left_out = 0, at_to = 0;
   while (to - from > 1) {
-    const int32_t middle = from + (to - from) / 2;
-    (passes(bit_cast<float>(middle)) ? from : to) = middle;
+    const int32_t step = max_of((to - from) / 4, 1);
+    int32_t tried[3];
+    float least[3];
+    for (int t = 0; t < 3; ++t) least[t] = bit_cast<float>(tried[t] = min_of(from + (t + 1) * step, to));
+    double found[3];
+    add_up_reaching<kIsCount>(values, count, least, found);
+    int reached = 0;
+    while (reached < 3 && tried[reached] < to && left_out + found[reached] >= wanted) ++reached;
+    if (reached < 3) {
+      to = tried[reached];
+      at_to = left_out + found[reached];
+    }
+    if (reached > 0) from = tried[reached - 1];
+    if (to - from <= copied_at) {
+      copied_at = (to - from) / kCloserPerCopy;
+      count = keep_between(values, count, bit_cast<float>(from), bit_cast<float>(to), inside);
+      values = inside;
+      left_out = at_to;
+    }
   }
   return bit_cast<float>(from);
-}
-
-// A threshold that at least top_k tokens reach, since that many blocks' maxima do.
-float at_most_kth(const float* maxima, int64_t num_blocks, int64_t top_k) {
-  if (top_k > num_blocks) return 0;
-  const int64_t num_vectors = ceil_divide(num_blocks, kLanes);
-  return highest_threshold(0, [&](float least) {
-    return sum_of_lanes(count_at_least(maxima, num_vectors, least)) >= top_k;
-  });
 }
 
 // Samples a token in proportion to the weights that reach `least`, by inverting their running sum.
@@ -199,20 +223,28 @@ int64_t sample_candidate(const Candidates& c, float least, double chance) {
 
 int64_t sample_token(const Sampling& p, int64_t r, const Row& row, float largest, Candidates& c) {
   const float inverse = p.inverse_temperature[r];
-  const int64_t num_blocks = row.num_blocks();
+  const int64_t num_blocks = row.num_blocks(), padded = round_up(num_blocks, kLanes);
   const int64_t top_k = p.top_k[r] < p.vocab_size ? p.top_k[r] : 0;
   for (int64_t b = 0; b < num_blocks; b += kLanes) {
     store(c.maxima + b, to_weight(load(c.maxima + b), largest, inverse));
   }
-  float least = p.min_p[r];
-  if (top_k > 0) least = max_of(least, at_most_kth(c.maxima, num_blocks, top_k));
-  take_candidates(row, largest, inverse, least, c);
-  if (top_k > 0) {
-    least = highest_threshold(least, [&](float t) { return count_at_least(c, t) >= top_k; });
+  // No weight lies between: this keeps what 0 would.
+  float least = max_of(p.min_p[r], kLeastWeight);
+  if (top_k > 0 && top_k <= num_blocks) {
+    // At least so many tokens reach what so many blocks' maxima do.
+    least = highest_reached<true>(c.maxima, padded, least, top_k, c.inside);
   }
+  take_candidates(row, largest, inverse, least, c);
+  const int64_t count = c.count * kSampleBlock;
+  if (top_k > 0) least = highest_reached<true>(c.weights, count, least, top_k, c.inside);
   if (p.top_p[r] < 1) {
-    const double wanted = static_cast<double>(p.top_p[r]) * mass_at_least(c, least);
-    least = highest_threshold(least, [&](float t) { return mass_at_least(c, t) >= wanted; });
+    const float from[] = {least};
+    double total[1];
+    add_up_reaching<false>(c.weights, count, from, total);
+    const double wanted = static_cast<double>(p.top_p[r]) * total[0];
+    // Were all of them as small as this, they would be less than what may be left out.
+    const float surely = static_cast<float>(0.99 * (total[0] - wanted) / count);
+    least = highest_reached<false>(c.weights, count, max_of(least, surely), wanted, c.inside);
   }
   return sample_candidate(c, least, p.chances[r]);
 }
@@ -269,7 +301,8 @@ void sample(const Sampling& p, int64_t begin, int64_t end, float* scratch) {
   const int64_t num_blocks = ceil_divide(p.vocab_size, kSampleBlock);
   const int64_t padded = round_up(num_blocks, kLanes);
   Candidates c = {0, reinterpret_cast<int32_t*>(scratch + 2 * padded), scratch,
-                  scratch + 3 * padded, scratch + padded};
+                  scratch + 3 * padded, scratch + padded,
+                  scratch + 3 * padded + num_blocks * kSampleBlock};
   for (int64_t r = begin; r < end; ++r) {
     const Row row(p.logits + r * p.logits_stride, p.vocab_size);
     const float largest = p.largest[r] = find_maxima(row, c.maxima);

@@ -228,6 +228,44 @@ static inline float reduce_add(Vec v) {
 static inline float reduce_max(Vec v) {
   return fold_lanes(v, [](auto a, auto b) { return a > b ? a : b; });
 }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// For each set of lanes, as bits: the lanes that are in it, one after the other.
+struct LanesOfSets {
+  alignas(32) int32_t lanes[256][8] = {};
+  constexpr LanesOfSets() {
+    for (int set = 0; set < 256; ++set) {
+      for (int lane = 0, n = 0; lane < 8; ++lane) {
+        if (set >> lane & 1) lanes[set][n++] = lane;
+      }
+    }
+  }
+};
+inline constexpr LanesOfSets kLanesOfSets;
+#endif
+// Writes the lanes from `low` to below `high`, and no more than a vector; returns how many.
+static inline int64_t store_between(Vec v, float low, float high, float* to) {
+#if defined(__AVX512F__)
+  const __mmask16 above = _mm512_cmp_ps_mask(v, broadcast(low), _CMP_GE_OQ);
+  const __mmask16 lanes = _mm512_mask_cmp_ps_mask(above, v, broadcast(high), _CMP_LT_OQ);
+  _mm512_storeu_ps(to, _mm512_maskz_compress_ps(lanes, v));
+  return __builtin_popcount(lanes);
+#elif defined(__AVX2__)
+  const __m256 inside = _mm256_and_ps(_mm256_cmp_ps(v, broadcast(low), _CMP_GE_OQ),
+                                      _mm256_cmp_ps(v, broadcast(high), _CMP_LT_OQ));
+  const int set = _mm256_movemask_ps(inside);
+  const __m256i lanes = _mm256_load_si256(
+      reinterpret_cast<const __m256i*>(kLanesOfSets.lanes[set]));
+  _mm256_storeu_ps(to, _mm256_permutevar8x32_ps(v, lanes));
+  return __builtin_popcount(set);
+#else
+  int64_t count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    to[count] = v[lane];
+    count += (v[lane] >= low) & (v[lane] < high);
+  }
+  return count;
+#endif
+}
 
 // e^x to about 2 units in the last place; 0 below -87.3, finite above 88.3. exp(0) is exactly 1,
 // which makes the merge with an empty span exact.
