@@ -17,8 +17,8 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.config.engine_args import EngineArgs
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 
 NAMES = {

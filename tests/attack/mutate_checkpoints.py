@@ -214,7 +214,7 @@ def write_gguf(path: Path) -> None:
 
 def mutate_gguf(rng: random.Random, bases: Path, place: Path) -> Path:
     data = (bases / "base.gguf").read_bytes()
-    from vllm_lite.config.gguf_header import read_gguf
+    from vllm_lite.config.checkpoints.gguf_header import read_gguf
 
     tensors = read_gguf(bases / "base.gguf").tensors.values()
     path = place.with_suffix(".gguf")

@@ -8,8 +8,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from tests.ggml_types import Newer
-from vllm_lite.config.checkpoint import LOADABLE_GGML_TYPES
-from vllm_lite.config.gguf_header import GGML_TYPES
+from vllm_lite.config.checkpoints.checkpoint import LOADABLE_GGML_TYPES
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.reference.ops import Ops as reference

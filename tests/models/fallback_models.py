@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from vllm_lite.config.architectures import find_row
+from vllm_lite.config.checkpoints.architectures import find_row
 
 # By the fields that a configuration has.
 _SIZES: dict[str, Any] = {

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from tests.models.checkpoints import make_model, save
 from tests.models.families import CASES, FAMILIES
 from tests.models.runner import load
-from vllm_lite.config.architectures import ARCHITECTURES
-from vllm_lite.config.family_config import HARMLESS, READ_BY_ALL
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.family_config import HARMLESS, READ_BY_ALL
 from vllm_lite.errors import UsageError
 
 REMOVED = object()

@@ -29,7 +29,7 @@ from tests.models.test_experts import write_float4_experts
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, TERNARY, logits
 from tests.models.test_stored_codes import CASES
-from vllm_lite.config.gguf_header import read_gguf
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.errors import CheckpointError, UsageError
 
 MUTANTS = int(os.environ.get("FORMAT_MUTANTS", "20"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.models.registry import get_model_class
 from vllm_lite.quantization.registry import get_linear_method

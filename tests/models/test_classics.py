@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tests.models.checkpoints import make_model, save
 from tests.models.runner import PagedRunner, load
 from tests.models.test_families import expected, ids_of
-from vllm_lite.config.checkpoint import read_facts
+from vllm_lite.config.checkpoints.checkpoint import read_facts
 from vllm_lite.errors import CheckpointError
 
 RW = {

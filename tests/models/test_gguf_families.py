@@ -14,7 +14,7 @@ from tests.models.checkpoints import make_model
 from tests.models.gguf_cases import GGUF_CASES
 from tests.models.gguf_files import headers, ternary, write_case
 from tests.models.runner import PagedRunner, load
-from vllm_lite.config.architectures import GGUF_ARCHITECTURES
+from vllm_lite.config.checkpoints.architectures import GGUF_ARCHITECTURES
 from vllm_lite.errors import CheckpointError
 
 IDS = torch.randint(0, 131, (44,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -19,7 +19,7 @@ from tests.models.runner import load
 from tests.models.stored_codes import bitsandbytes, mx, nvfp4
 from tests.models.test_experts import compiled
 from tests.models.test_quantized_checkpoints import SIZES, layers, logits
-from vllm_lite.config.gguf_header import GGML_TYPES
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.grouped import GroupedKernel

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import transformers
 
-from vllm_lite.config.architectures import ARCHITECTURES
-from vllm_lite.config.checkpoint import read_facts
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.checkpoint import read_facts
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.load import cache_spec

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_lite.config.architectures import ARCHITECTURES, DRAFTS
-from vllm_lite.config.checkpoint import check_sizes, read_facts
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, DRAFTS
+from vllm_lite.config.checkpoints.checkpoint import check_sizes, read_facts
+from vllm_lite.config.checkpoints.family_config import HARMLESS, READ_BY_ALL
+from vllm_lite.config.checkpoints.field_kinds import MOST_LISTED
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.family_config import HARMLESS, READ_BY_ALL
-from vllm_lite.config.field_kinds import MOST_LISTED
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.sources import resolve_model_source
 from vllm_lite.config.speculative import CUSTOM, MTP_NAMES, OF_MODELS, SpeculativeConfig

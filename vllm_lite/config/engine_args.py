@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vllm_lite import envs
-from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.cache import cpu_cache_bytes
-from vllm_lite.config.checkpoint import check_sizes, read_facts, with_generation_config
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.checkpoint import check_sizes, read_facts, with_generation_config
 from vllm_lite.config.demo import DEMO_QUANTIZATION, DEMO_SAMPLING, is_demo
 from vllm_lite.config.draft import find_draft, served_speculator
 from vllm_lite.config.facts import ASSUMED_LENGTH, UNLIMITED_POSITIONS, ModelFacts

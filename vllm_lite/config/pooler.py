@@ -6,15 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from vllm_lite.config.architectures import ARCHITECTURES, converted_tasks
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, converted_tasks
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
+from vllm_lite.config.checkpoints.sentence_transformers import (
+    read_inputs,
+    read_modules,
+    weighs_words,
+)
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.families.architecture import Architecture, fallback
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.options.option import JsonOption, Rules, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
-from vllm_lite.config.sentence_transformers import read_inputs, read_modules, weighs_words
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.log import init_logger

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_lite import envs
+from vllm_lite.config.checkpoints.gguf_header import first_parts
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
-from vllm_lite.config.gguf_header import first_parts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.progress import on_terminal
 

@@ -10,9 +10,9 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 from vllm_lite import envs
-from vllm_lite.config.architectures import ARCHITECTURES
 from vllm_lite.config.attention import AttentionConfig, check_device
 from vllm_lite.config.cache import CacheConfig
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
 from vllm_lite.config.compilation import NO_GRAPHS_ON_CPU, CompilationConfig, capture_sizes
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.kv_events import KVEventsConfig

@@ -1,7 +1,7 @@
 """Tensors of a GGUF file, quantized rows or floating-point values as a slot takes them.
 
 Owns the names that llama.cpp gives to the layers of a Llama-shaped decoder; the file's layout is
-config/gguf_header.py's, the number formats are the kernels'.
+config/checkpoints/gguf_header.py's, the number formats are the kernels'.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vllm_lite.config.checkpoints.gguf_header import (
+    GGML_TYPES,
+    GGMLType,
+    GGUFFile,
+    GGUFTensor,
+    read_gguf,
+)
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.gguf_header import GGML_TYPES, GGMLType, GGUFFile, GGUFTensor, read_gguf
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.quantized import QuantizedRows

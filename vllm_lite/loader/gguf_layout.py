@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vllm_lite.config.gguf_header import GGUFFile, GGUFTensor
+from vllm_lite.config.checkpoints.gguf_header import GGUFFile, GGUFTensor
 
 # Names in a layer to those that tell the layer of the model from its tensor.
 _NAMES = {

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vllm_lite.config.architectures import ARCHITECTURES, DRAFTS
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, DRAFTS
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.quantized.registry import read_scheme, rounding_of

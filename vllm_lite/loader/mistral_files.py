@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from vllm_lite.config.checkpoints.mistral_config import PARAMS
 from vllm_lite.config.json_file import read_json
-from vllm_lite.config.mistral_config import PARAMS
 from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.stored import TensorFile
 

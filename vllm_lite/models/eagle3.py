@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vllm_lite.config.checkpoints.field_kinds import LARGEST_SIZE
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.field_kinds import LARGEST_SIZE
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import make_norm
 from vllm_lite.layers.rotary import RotaryTables

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vllm_lite.config.checkpoints.family_config import rotated_layers
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.family_config import rotated_layers
 from vllm_lite.layers.rotary import QueryScaling
 from vllm_lite.loader.weight_rules import AnyRule, Rule, interleaved_pairs, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM

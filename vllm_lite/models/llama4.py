@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from vllm_lite.config.checkpoints.family_config import rotated_layers
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.family_config import rotated_layers
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.rotary import QueryScaling
 from vllm_lite.loader.weight_rules import Rule, Stack, renamed, stacked_experts

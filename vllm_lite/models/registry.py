@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from vllm_lite.config.architectures import ARCHITECTURES, DRAFTS
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, DRAFTS
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.families.architecture import fallback
 from vllm_lite.errors import CheckpointError

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from vllm_lite.config.checkpoints.field_kinds import LARGEST_SIZE
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.field_kinds import LARGEST_SIZE
 from vllm_lite.core.kv_spec import CacheFormat, LayerCacheSpec
 from vllm_lite.distributed.groups import head_shards
 from vllm_lite.errors import CheckpointError, UsageError

@@ -17,8 +17,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from vllm_lite.config.checkpoints.rope import with_one_set
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.config.rope import with_one_set
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops

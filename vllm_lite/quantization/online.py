@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from vllm_lite.config.gguf_header import GGML_TYPES
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.config.quantized.in_flight import BLOCKS
 from vllm_lite.errors import UsageError
 from vllm_lite.kernels.reference.quantized import QuantizedRows

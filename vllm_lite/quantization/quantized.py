@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vllm_lite.config.gguf_header import GGML_TYPES
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import QuantizedRows, QuantizedWeight

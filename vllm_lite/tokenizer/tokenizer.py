@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import normalizers
 
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.config.demo import DEMO_TOOL_TEMPLATE, is_demo
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.sources import tokenizer_path
 from vllm_lite.errors import CheckpointError, RequestError, VLLMLiteError
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf

@@ -14,7 +14,7 @@ from tests.models.fallback_names import RUNS
 from tests.models.families import FAMILIES, UNDIVIDED
 from tests.models.gguf_cases import GGUF_CASES
 from tests.models.gguf_files import headers
-from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES, GROUPS
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, GGUF_ARCHITECTURES, GROUPS
 from vllm_lite.config.families.architecture import Architecture
 
 INTRODUCTION = """\

@@ -12,11 +12,11 @@ import transformers
 from tests.checkpoints import LLAMA_GGUF, LLAMA_TENSORS, write_gguf, write_hf
 from tests.unit.config.make_models_page import page
 from tests.unit.config.write_defaults import class_defaults
-from vllm_lite.config.architectures import ARCHITECTURES
-from vllm_lite.config.checkpoint import ModelFacts, read_facts
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.checkpoint import ModelFacts, read_facts
+from vllm_lite.config.checkpoints.family_config import READ_BY_ALL
+from vllm_lite.config.checkpoints.field_kinds import KIND_OF, SEVERAL_FORMS
 from vllm_lite.config.facts import UNLIMITED_POSITIONS
-from vllm_lite.config.family_config import READ_BY_ALL
-from vllm_lite.config.field_kinds import KIND_OF, SEVERAL_FORMS
 from vllm_lite.errors import CheckpointError
 
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 128}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints import gguf_bytes, write_gguf
-from vllm_lite.config.gguf_header import read_gguf
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.errors import CheckpointError
 
 GOOD = gguf_bytes()

@@ -12,9 +12,9 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.family_config import READ_BY_ALL
 from vllm_lite.config.families.architecture import Architecture
-from vllm_lite.config.family_config import READ_BY_ALL
 
 # Written from a model's own settings, not by its class, or said by other fields.
 _NOT_DEFAULTS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.config.demo import fetch_demo
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from vllm_lite.tokenizer.tokenizer import Tokenizer
 

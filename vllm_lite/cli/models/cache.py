@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES, read_gguf
 from vllm_lite.config.demo import DEMO_NAME, demo_path
-from vllm_lite.config.gguf_header import GGML_TYPES, read_gguf
 from vllm_lite.config.json_file import read_json
 from vllm_lite.config.options.option import config, option
 from vllm_lite.errors import CheckpointError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vllm_lite import envs
 from vllm_lite.cli.models.cache import CacheOptions
+from vllm_lite.config.checkpoints.gguf_header import first_parts
 from vllm_lite.config.demo import DEMO_NAME, fetch_demo
-from vllm_lite.config.gguf_header import first_parts
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.options.cli import OptionParser
 from vllm_lite.config.options.option import config, option, option_table

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_lite.cli.models.cache import gguf_type, shown_size, table
+from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.facts import UNLIMITED_POSITIONS
-from vllm_lite.config.gguf_header import read_gguf
 from vllm_lite.config.options.cli import OptionParser
 from vllm_lite.config.options.option import config, option
 from vllm_lite.config.sources import hub_errors

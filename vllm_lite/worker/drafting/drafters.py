@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_lite.config.architectures import DRAFTS
+from vllm_lite.config.checkpoints.architectures import DRAFTS
 from vllm_lite.config.draft import draft_config
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_group import cache_groups

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, GGUF_ARCHITECTURES
+from vllm_lite.config.checkpoints.family_config import READ_BY_ALL
+from vllm_lite.config.checkpoints.gguf_families import REFINEMENTS
+from vllm_lite.config.checkpoints.gguf_header import GGUFArray, GGUFFile, shortest
+from vllm_lite.config.checkpoints.gguf_pooling import add_pooling
 from vllm_lite.config.families.architecture import Architecture
-from vllm_lite.config.family_config import READ_BY_ALL
-from vllm_lite.config.gguf_families import REFINEMENTS
-from vllm_lite.config.gguf_header import GGUFArray, GGUFFile, shortest
-from vllm_lite.config.gguf_pooling import add_pooling
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 

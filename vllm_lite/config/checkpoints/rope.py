@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_lite.config.architectures import SUPPORTED_ROPE_TYPES
+from vllm_lite.config.checkpoints.architectures import SUPPORTED_ROPE_TYPES
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError
 

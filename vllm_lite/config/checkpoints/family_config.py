@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_lite.config.checkpoints.field_kinds import check_kind, shown
 from vllm_lite.config.families.architecture import Architecture
-from vllm_lite.config.field_kinds import check_kind, shown
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError
 

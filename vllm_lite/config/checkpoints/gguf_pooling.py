@@ -5,9 +5,9 @@ llama.cpp's converter writes a reranker's head as the tensors cls, cls.norm and 
 
 from __future__ import annotations
 
-from vllm_lite.config.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES
+from vllm_lite.config.checkpoints.gguf_header import GGUFFile
 from vllm_lite.config.families.architecture import GENERATES
-from vllm_lite.config.gguf_header import GGUFFile
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vllm_lite.config.gguf_header import GGUFFile
+from vllm_lite.config.checkpoints.gguf_header import GGUFFile
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 

@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vllm_lite.config.architectures import ARCHITECTURES, converted_tasks, find_row
+from vllm_lite.config.checkpoints.architectures import ARCHITECTURES, converted_tasks, find_row
+from vllm_lite.config.checkpoints.family_config import LENGTHS, family_config, layer_windows
+from vllm_lite.config.checkpoints.field_kinds import LARGEST_SIZE, MOST_LISTED
+from vllm_lite.config.checkpoints.gguf_config import hf_config_of
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES, GGUFFile, read_gguf
+from vllm_lite.config.checkpoints.mistral_config import hf_config_of_params, params_of
+from vllm_lite.config.checkpoints.rope import main_rope, take_rope_parameters
 from vllm_lite.config.facts import UNLIMITED_POSITIONS, ModelFacts
 from vllm_lite.config.families.architecture import GENERATES, Architecture, fallback
-from vllm_lite.config.family_config import LENGTHS, family_config, layer_windows
-from vllm_lite.config.field_kinds import LARGEST_SIZE, MOST_LISTED
-from vllm_lite.config.gguf_config import hf_config_of
-from vllm_lite.config.gguf_header import GGML_TYPES, GGUFFile, read_gguf
 from vllm_lite.config.json_file import check_sendable, read_json
-from vllm_lite.config.mistral_config import hf_config_of_params, params_of
 from vllm_lite.config.quantized.registry import read_scheme, with_quantization
-from vllm_lite.config.rope import main_rope, take_rope_parameters
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError, UsageError
 

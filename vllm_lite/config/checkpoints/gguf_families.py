@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
-from vllm_lite.config.gguf_header import GGUFFile, shortest
-from vllm_lite.config.gguf_hybrids import HYBRIDS
+from vllm_lite.config.checkpoints.gguf_header import GGUFFile, shortest
+from vllm_lite.config.checkpoints.gguf_hybrids import HYBRIDS
 from vllm_lite.config.values import Json
 from vllm_lite.errors import CheckpointError
 
