@@ -173,7 +173,7 @@ def test_a_device_that_is_not_there_is_named(tiny: Path, tmp_path: Path) -> None
 def test_threads_prefetch_in_blocks(
     tiny: Path, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = []
+    calls, asked = [], []
 
     def record(files: list[Path], num_threads: int, block_size: int) -> None:
         calls.append((num_threads, block_size))
@@ -181,12 +181,25 @@ def test_threads_prefetch_in_blocks(
             thread.join()
 
     monkeypatch.setattr("vllm_lite.loader.formats.prefetch", record)
+    monkeypatch.setattr(prefetch, "_ASKED_AT_ONCE", 600)
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *place: asked.append(place[:2]))
     options = {"safetensors_prefetch_num_threads": 3, "safetensors_prefetch_block_size": 1000}
     assert torch.equal(logits(tiny, safetensors_load_strategy="prefetch", **options), expected)
-    assert calls == [(3, 1000)]
-    logits(tiny)
-    logits(tiny, safetensors_load_strategy=None)
-    assert len(calls) == 1
+    size = (tiny / "model.safetensors").stat().st_size
+    whole = [piece for at in range(0, size, 1000) for piece in ((at, 600), (at + 600, 400))]
+    assert sorted(asked) == whole
+    # Other files are asked for in order.
+    asked.clear()
+    logits(tiny, safetensors_load_strategy=None, **options)
+    assert asked == whole
+    logits(tiny, safetensors_load_strategy="eager", **options)
+    # What does not fit would be read twice.
+    monkeypatch.setattr("vllm_lite.loader.formats.free_memory", lambda: size)
+    logits(tiny, **options)
+    assert calls == [(3, 1000), (1, 1000), (1, 1000), (0, 1000)]
+    # Nothing depends on it.
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert torch.equal(logits(tiny, safetensors_load_strategy="prefetch"), expected)
 
 
 def test_files_of_a_network_are_prefetched(

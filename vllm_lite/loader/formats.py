@@ -17,8 +17,8 @@ from vllm_lite.config.model import LoadConfig
 from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.mistral_files import MistralFile, as_hugging_face
 from vllm_lite.loader.pickled import open_cached, open_pickled
-from vllm_lite.loader.prefetch import is_worth_it, prefetch
-from vllm_lite.loader.safetensors import EagerFile, SafetensorsFile
+from vllm_lite.loader.prefetch import fit, is_worth_it, prefetch
+from vllm_lite.loader.safetensors import SafetensorsFile
 from vllm_lite.loader.sharded_state import shard_files
 from vllm_lite.loader.stored import FLOATS, StoredTensor, TensorFile, Wanted, stored_tensor
 from vllm_lite.loader.streamed import open_fast, open_streamed, open_tensorized
@@ -68,8 +68,7 @@ class _Format:
 
 
 def _open_safetensors(path: Path, load: LoadConfig) -> TensorFile:
-    is_eager = load.safetensors_load_strategy == "eager"
-    return EagerFile(path) if is_eager else SafetensorsFile(path)
+    return SafetensorsFile(path)
 
 
 def _open_mistral(path: Path, load: LoadConfig) -> MistralFile:
@@ -122,7 +121,7 @@ def open_tensors(directory: Path, load: LoadConfig, wanted: Wanted) -> list[Stor
     """
     chosen, files = _files_of(directory, load, wanted)
     if chosen.is_safetensors:
-        _prefetch(list(files), load)
+        _prefetch(list(files), load, is_mapped=chosen.open in (_open_safetensors, _open_mistral))
     opened = [(chosen.open(path, load), names) for path, names in files.items()]
     return [
         stored_tensor(file, name, wanted(name))
@@ -194,11 +193,14 @@ def _files_of(
     return chosen, files
 
 
-def _prefetch(files: list[Path], load: LoadConfig) -> None:
-    strategy = load.safetensors_load_strategy
+def _prefetch(files: list[Path], load: LoadConfig, *, is_mapped: bool) -> None:
+    """Begin to read `files` ahead of those who take their tensors, in the same order."""
+    strategy, threads = load.safetensors_load_strategy, 0
     if strategy == "prefetch" or (strategy is None and is_worth_it(files, free_memory())):
-        threads, block = load.safetensors_prefetch_num_threads, load.safetensors_prefetch_block_size
-        prefetch(files, threads, block)
+        threads = load.safetensors_prefetch_num_threads
+    elif strategy == "eager" or (is_mapped and fit(files, free_memory())):
+        threads = 1
+    prefetch(files, threads, load.safetensors_prefetch_block_size)
 
 
 def _indexed(directory: Path, index: Path, wanted: Wanted) -> dict[Path, set[str] | None]:

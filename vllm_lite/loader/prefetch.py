@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -10,27 +12,26 @@ from threading import Thread
 _REMOTE = {"nfs", "nfs4", "lustre", "cifs", "smb3", "ceph", "gpfs", "beegfs", "fuse.sshfs"}
 _MOUNTS = Path("/proc/self/mounts")
 _LARGEST_SHARE = 0.9
+# Of what is asked for at once, a system may read no more than this.
+_ASKED_AT_ONCE = 128 << 10
 
 
 def prefetch(files: Sequence[Path], num_threads: int, block_size: int) -> list[Thread]:
-    """Begin to read `files` in blocks; the threads end by themselves, or with the process."""
+    """Have the system read `files` in blocks, without a copy; the threads end by themselves."""
     queue: SimpleQueue[tuple[Path, int]] = SimpleQueue()
     for file in files:
         for start in range(0, file.stat().st_size, block_size):
             queue.put((file, start))
 
-    # Of all threads: what is in it does not matter.
-    block = bytearray(block_size)
-
     def run() -> None:
-        while True:
-            try:
+        # Who needs a file will say why it cannot be read; some systems cannot be asked.
+        with contextlib.suppress(Empty, OSError, AttributeError):
+            while True:
                 file, start = queue.get_nowait()
                 with open(file, "rb", buffering=0) as opened:
-                    opened.seek(start)
-                    opened.readinto(block)
-            except (Empty, OSError):  # who needs the file will say why it cannot be read
-                return
+                    for place in range(start, start + block_size, _ASKED_AT_ONCE):
+                        asked = min(_ASKED_AT_ONCE, start + block_size - place)
+                        os.posix_fadvise(opened.fileno(), place, asked, os.POSIX_FADV_WILLNEED)
 
     threads = [Thread(target=run, name="prefetch", daemon=True) for _ in range(num_threads)]
     for thread in threads:
@@ -38,10 +39,14 @@ def prefetch(files: Sequence[Path], num_threads: int, block_size: int) -> list[T
     return threads
 
 
+def fit(files: Sequence[Path], available: int) -> bool:
+    """Whether `files` fit into memory."""
+    return sum(file.stat().st_size for file in files) < _LARGEST_SHARE * available
+
+
 def is_worth_it(files: Sequence[Path], available: int) -> bool:
     """Whether `files` are on another machine's disk and fit into memory."""
-    size = sum(file.stat().st_size for file in files)
-    return size < _LARGEST_SHARE * available and any(_is_remote(file) for file in files)
+    return fit(files, available) and any(_is_remote(file) for file in files)
 
 
 def _is_remote(file: Path) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
 
-_BLOCK, _MOST_KEPT = 16 << 20, 64 << 20
+_MOST_KEPT = 64 << 20
 
 
 class SafetensorsFile:
@@ -41,27 +41,6 @@ class SafetensorsFile:
                 return whole
             part: Tensor = found[region]
             return part
-
-
-class EagerFile(SafetensorsFile):
-    """A mapped file, read from end to end when the first of its tensors is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._lock = Lock()
-        self._is_read = False
-
-    def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
-        with self._lock, _damage_of(self.path):
-            if not self._is_read:
-                # Into the system's cache: a copy of our own would be memory for as long as the
-                # file's last layer is not there.
-                block = bytearray(_BLOCK)
-                with open(self.path, "rb", buffering=0) as file:
-                    while file.readinto(block):
-                        pass
-            self._is_read = True
-        return super().read(name, region)
 
 
 class StreamedFile(SafetensorsFile):
