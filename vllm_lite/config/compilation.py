@@ -41,9 +41,9 @@ class CompilationConfig:
         Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"] | None
     ) = option(
         None,
-        "Steps to capture on a GPU. FULL_DECODE_ONLY: steps with one token of each request, or with "
-        "its drafts; FULL and FULL_AND_PIECEWISE: steps of up to 512 tokens with parts of prompts, "
-        "too; NONE: none. Other steps run eagerly.",
+        "Steps to capture on a GPU. FULL_DECODE_ONLY: steps with one token of each request, or "
+        "with its drafts; FULL and FULL_AND_PIECEWISE: steps of up to 512 tokens with parts of "
+        "prompts, too; NONE: none. Other steps run eagerly.",
         works=(None, "NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
         remedy="use FULL_DECODE_ONLY, which captures decode steps whole, or NONE",
         on_cpu=NO_GRAPHS_ON_CPU,

@@ -94,8 +94,3 @@ async def _rendered(
             )
         )
     return texts
-
-
-def text_of(prompt: Prompt) -> str | None:
-    """The text of a prompt, None where it is token ids."""
-    return prompt.get("prompt") if isinstance(prompt, dict) else None
