@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from vllm_lite.engine.client import Prompt, PromptDict
+from vllm_lite.engine.client import PromptDict
 from vllm_lite.errors import RequestError
 from vllm_lite.server.context import ServingContext
 from vllm_lite.server.openai.chat_protocol import check_messages, check_template
