@@ -15,10 +15,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+# As in an engine's process: threads of torch that spin would take the kernels' processors.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from kernels.case import SHAPES, Timing, measure
