@@ -1,13 +1,14 @@
 """Compiles every Triton kernel ahead of time, as the engine would launch it; no GPU is needed.
 
     python benchmarks/gpu/kernel_resources.py            prints registers, stack and shared memory
-    python benchmarks/gpu/kernel_resources.py --write    and records them in kernel_resources.json
+    python benchmarks/gpu/kernel_resources.py --write    and records them
     python benchmarks/gpu/kernel_resources.py --write --missing    those that are not there yet
     python benchmarks/gpu/kernel_resources.py --check    fails if a kernel needs more than that
     python benchmarks/gpu/kernel_resources.py --check --share 8   and compiles an eighth of them
 
 Each launch is compiled for sm_80, sm_89 and sm_90. A byte of stack is a spilled register. A share
-is a sample of pairs of a kernel and a target, the same ones every time.
+is a sample of pairs of a kernel and a target, the same ones every time. Each version of Triton has
+a record of its own; another version is checked for what a GPU has.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from kernel_launches import Launch, caught_launches, launch_everything
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-RECORD = Path(__file__).with_name("kernel_resources.json")
+VERSION = ".".join(triton.__version__.split(".")[:2])
+RECORD = Path(__file__).with_name(f"kernel_resources_{VERSION}.json")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TARGETS = (80, 89, 90)
 OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
@@ -123,16 +125,21 @@ def measure(share: int, known: dict[str, Any]) -> Iterator[tuple[str, int, dict[
                 yield name, target, resources(launch, target)
 
 
+def known_kernels() -> dict[str, Any]:
+    """The record of this version of Triton, empty where it has none."""
+    return json.loads(RECORD.read_text())["kernels"] if RECORD.exists() else {}
+
+
 def complaints(found: dict[str, dict[str, dict[str, int]]]) -> list[str]:
     """List kernels that need more than recorded, or more than a GPU has."""
-    recorded = json.loads(RECORD.read_text())
-    if recorded["triton"] != triton.__version__:
-        return []  # figures of another compiler version differ
+    recorded = known_kernels()
     result = []
     for name, targets in found.items():
         for target, now in targets.items():
-            before = recorded["kernels"].get(name, {}).get(target)
-            if before is None:
+            before = recorded.get(name, {}).get(target)
+            if not recorded:
+                pass
+            elif before is None:
                 result.append(f"{name} for {target} is not recorded; run with --write")
             elif now["stack"] > max(HARMLESS_STACK, before["stack"]):
                 result.append(f"{name} for {target} spills {now['stack']} bytes")
@@ -154,7 +161,7 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only what is not recorded")
     args = parser.parse_args()
     found: dict[str, dict[str, dict[str, int]]] = {}
-    known = json.loads(RECORD.read_text())["kernels"] if args.missing else {}
+    known = known_kernels() if args.missing else {}
     for name, target, figures in measure(args.share, known):
         found.setdefault(name, {})[f"sm_{target}"] = figures
         print(

@@ -276,8 +276,17 @@ def test_tiles_contain_whole_queries() -> None:
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_gpus_within_its_recorded_resources() -> None:
+@pytest.mark.parametrize("version", ["installed", "3.6.0"])
+def test_every_kernel_compiles_for_gpus_within_its_recorded_resources(
+    version: str, tmp_path: Path
+) -> None:
+    """By the Triton that is here and by the oldest that is supported."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    if version != "installed":
+        words = ["-m", "pip", "install", "--no-deps", "--target", tmp_path, f"triton=={version}"]
+        if subprocess.run([sys.executable, *words], capture_output=True).returncode:
+            pytest.skip(f"Triton {version} cannot be fetched")
+        environment["PYTHONPATH"] = str(tmp_path)
     command = [sys.executable, ROOT / "benchmarks/gpu/kernel_resources.py", "--check"]
     command += ["--share", "8"]
     done = subprocess.run(
