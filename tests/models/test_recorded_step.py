@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.models.checkpoints import make_model, save
@@ -72,9 +71,7 @@ def test_a_step_larger_than_its_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_torch_gemms_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        unquantized, "plain_kernel", lambda weight, bias, dtype: lambda x: F.linear(x, weight, bias)
-    )
+    monkeypatch.setattr(unquantized, "_is_packed", lambda weight: False)
     model = load(save(make_model("llama"), tmp_path), dtype="bfloat16")
     PagedRunner(model)
     assert recorded_forward(model, 128) == model.forward
