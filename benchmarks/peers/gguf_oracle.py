@@ -73,8 +73,8 @@ has the converter's tensors bit for bit.
 - Bamba rotates half of a head. The converter reorders pairs of the whole head, and llama.cpp
   rotates other pairs than transformers; of whole heads all three agree. Kimi Linear's files state
   no groups of experts, and llama.cpp does not read that its queries have latents.
-- Not explained: phimoe, deepseek_v3-scaled, glm4_moe_lite, mimo_v2_flash and gpt_oss-published, where
-  this engine agrees with transformers and llama.cpp does not.
+- Not explained: phimoe, deepseek_v3-scaled, glm4_moe_lite, mimo_v2_flash and gpt_oss-published,
+  where this engine agrees with transformers and llama.cpp does not.
 """
 COLUMNS = (
     *("case", "GGUF name", "ours - transformers", "llama.cpp - transformers"),
