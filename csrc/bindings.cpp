@@ -1,6 +1,7 @@
 // Python bindings of the CPU kernels. An operation takes the fields of its struct, in order, as a
 // flat list. vllm_lite/kernels/cpu is the only caller; it has checked shapes and types.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -16,6 +17,7 @@
 #include "cpu/memory.h"
 #include "cpu/ops.h"
 #include "cpu/program.h"
+#include "cpu/suffix.h"
 #include "cpu/thread_pool.h"
 
 namespace nb = nanobind;
@@ -156,6 +158,27 @@ void define_group(nb::module_& m) {
       .def("slowest_rank", &RankGroup::slowest_rank);
 }
 
+// [L] of numpy.
+using TokenIds = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::span<const int32_t> span_of(const TokenIds& ids) { return {ids.data(), ids.size()}; }
+
+void define_suffixes(nb::module_& m) {
+  nb::class_<TextStore>(m, "TextStore")
+      .def(nb::init<int64_t, int64_t>())
+      .def("add", [](TextStore& self, const TokenIds& ids) { self.add(span_of(ids)); })
+      .def("places", &TextStore::places);
+  m.def(
+      "suffix_drafts",
+      [](const TextStore* store, const TokenIds& ids, int64_t most, int64_t longest_match,
+         double drafts_per_match, double least_probability) {
+        const DraftRule rule{longest_match, drafts_per_match, least_probability};
+        return suffix_drafts(store, span_of(ids), most, rule);
+      },
+      nb::arg("store").none(), nb::arg("token_ids"), nb::arg("most"), nb::arg("longest_match"),
+      nb::arg("drafts_per_match"), nb::arg("least_probability"));
+}
+
 }  // namespace
 }  // namespace vllm_lite
 
@@ -194,8 +217,10 @@ NB_MODULE(_cpu, m) {
   define<GroupedLookupCall>(m, program, "grouped_lookup");
   define<AllReduceCall>(m, program, "all_reduce");
   define_group(m);
+  define_suffixes(m);
   define<SomeRows<SegmentSum, segment_sum>>(m, "segment_sum");
   define<SomeRows<TokenMask, apply_token_mask>>(m, "apply_token_mask");
+  define<SomeRows<TokenPenalties, penalize_tokens>>(m, "penalize_tokens");
   define<TokensCall<Sampling, sample>>(m, "sample");
   // Of a linear layer without a result.
   define<Argmax<Linear, linear_argmax>, 4>(m, "linear_argmax");

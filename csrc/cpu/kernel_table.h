@@ -661,6 +661,18 @@ struct TokenMask {
   int64_t vocab_size;  // V, at most 32 * W
 };
 
+// Repetition, frequency and presence penalties of lists of tokens, each of one row.
+struct TokenPenalties {
+  float* logits;  // [R, V]
+  int64_t logits_stride;
+  int64_t vocab_size;     // V
+  const int64_t* rows;    // [M]: the row of each list
+  const int64_t* starts;  // [M + 1]: where each list begins, the last where all end
+  const int64_t* tokens;  // [N], distinct in a list
+  const float* times;     // [N]: how often each was generated
+  const float* factors;   // [M, 3]: repetition, frequency, presence
+};
+
 // Tokens that share a maximum, by which later passes skip blocks.
 constexpr int64_t kSampleBlock = 64;
 

@@ -49,6 +49,9 @@ void segment_sum(const SegmentSum& p, int64_t num_segments, int64_t num_rows);
 // Sets logits that the num_masks masks ban to -inf, in num_rows rows.
 void apply_token_mask(const TokenMask& p, int64_t num_rows, int64_t num_masks);
 
+// Penalises the tokens of num_entries lists in num_rows rows.
+void penalize_tokens(const TokenPenalties& p, int64_t num_rows, int64_t num_entries);
+
 // Samples a token for each of num_rows rows.
 void sample(const Sampling& p, int64_t num_rows);
 

@@ -14,6 +14,9 @@ namespace {
 // Logits of a range: fewer are not worth waking a helper.
 constexpr int64_t kLogitsPerRange = 16 * 1024;
 
+// Lists of tokens of a range, of some hundreds each.
+constexpr int64_t kListsPerRange = 8;
+
 float* scratch_of_thread(int64_t vocab_size) {
   thread_local std::vector<float> scratch;
   const size_t floats = sampling_scratch_floats(vocab_size);
@@ -35,6 +38,27 @@ void check_index(const char* name, const int64_t* values, int64_t count, int64_t
 }
 
 }  // namespace
+
+void penalize_tokens(const TokenPenalties& p, int64_t num_rows, int64_t num_entries) {
+  check_index("row", p.rows, num_entries, num_rows);
+  if (!std::is_sorted(p.starts, p.starts + num_entries + 1)) {
+    throw std::out_of_range("lists of tokens overlap");
+  }
+  check_index("token", p.tokens, p.starts[num_entries], p.vocab_size);
+  parallel_for(num_entries, kListsPerRange, [&](int64_t begin, int64_t end) {
+    for (int64_t entry = begin; entry < end; ++entry) {
+      float* logits = p.logits + p.rows[entry] * p.logits_stride;
+      const float repetition = p.factors[3 * entry], frequency = p.factors[3 * entry + 1];
+      const float presence = p.factors[3 * entry + 2];
+      for (int64_t i = p.starts[entry]; i < p.starts[entry + 1]; ++i) {
+        float value = logits[p.tokens[i]];
+        value = value > 0 ? value / repetition : value * repetition;
+        const float seen = p.times[i] > 0 ? 1.0f : 0.0f;
+        logits[p.tokens[i]] = value - (frequency * p.times[i] + presence * seen);
+      }
+    }
+  });
+}
 
 void sample(const Sampling& p, int64_t num_rows) {
   const KernelTable& table = kernels();

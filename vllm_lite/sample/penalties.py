@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.transfer import to_device
 
 Int32s = npt.NDArray[np.int32]
@@ -83,13 +83,14 @@ class PenaltyRow:
 class Penalties:
     """The penalties of one batch."""
 
+    reads_outputs = True
+
     def __init__(self, rows: list[PenaltyRow]) -> None:
         self._rows = rows
         self._index = np.array([row.row for row in rows], np.int64)
         self._factors = np.array(
             [(row.repetition, row.frequency, row.presence) for row in rows], np.float32
         )
-        self._has_repetition = any(row.repetition != 1.0 for row in rows)
 
     def apply(self, logits: Tensor, outputs: list[Int32s]) -> None:
         """Penalise `logits` [R, V] in place; `outputs` are the batch rows' generated ids."""
@@ -100,19 +101,7 @@ class Penalties:
         # Each further row of a request follows one more draft; only the first row is certain.
         for row in reversed(self._rows):
             row.seen.rewind(len(outputs[row.row]))
-        lengths = [len(ids) for ids, _ in seen]
-        rows = np.repeat(self._index, lengths)
-        flat, times, factors = (
-            to_device(array, logits.device)
-            for array in (
-                rows * logits.shape[1] + np.concatenate([ids for ids, _ in seen]),
-                np.concatenate([times for _, times in seen]),
-                np.repeat(self._factors, lengths, axis=0),
-            )
-        )
-        repetition, frequency, presence = factors.unbind(1)
-        values = logits.view(-1)[flat]
-        if self._has_repetition:
-            values = torch.where(values > 0, values / repetition, values * repetition)
-        values -= frequency * times + presence * (times > 0)
-        logits.view(-1)[flat] = values
+        starts = np.cumsum([0] + [len(ids) for ids, _ in seen])
+        ids, times = (np.concatenate(parts) for parts in zip(*seen, strict=True))
+        columns = (self._index, starts, ids, times, self._factors)
+        ops().penalize_tokens(logits, *(to_device(column, logits.device) for column in columns))

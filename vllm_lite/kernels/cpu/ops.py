@@ -51,6 +51,7 @@ from vllm_lite.kernels.cpu.quantized import (
 from vllm_lite.kernels.cpu.sampling import (
     apply_token_mask,
     greedy_tokens,
+    penalize_tokens,
     sample_tokens,
     token_logprobs,
 )

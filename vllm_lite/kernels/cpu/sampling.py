@@ -27,6 +27,24 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     )
 
 
+def penalize_tokens(
+    logits: Tensor, rows: Tensor, starts: Tensor, token_ids: Tensor, times: Tensor, factors: Tensor
+) -> None:
+    stride = _check_logits("penalize_tokens", logits)
+    num_lists, num_tokens = len(rows), len(token_ids)
+    check_dense("penalize_tokens", rows, torch.int64, num_lists)
+    check_dense("penalize_tokens", starts, torch.int64, num_lists + 1)
+    check_dense("penalize_tokens", token_ids, torch.int64, num_tokens)
+    check_dense("penalize_tokens", times, torch.float32, num_tokens)
+    check_dense("penalize_tokens", factors, torch.float32, num_lists, 3)
+    if starts[0] != 0 or starts[-1] != num_tokens:
+        raise refuse("penalize_tokens", "takes lists that cover all tokens")
+    _cpu.penalize_tokens(
+        *(len(logits), num_lists, logits, stride, logits.shape[1]),
+        *(rows, starts, token_ids, times, factors),
+    )
+
+
 def _check_logits(operation: str, logits: Tensor) -> int:
     """Check logits and return their row stride."""
     if logits.dtype != torch.float32 or logits.dim() != 2 or logits.shape[1] == 0:

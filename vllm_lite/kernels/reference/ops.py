@@ -72,6 +72,7 @@ class Ops:
     gated_recurrence = staticmethod(state.gated_recurrence)
     gated_rms_norm = staticmethod(state.gated_rms_norm)
     apply_token_mask = staticmethod(sampling.apply_token_mask)
+    penalize_tokens = staticmethod(sampling.penalize_tokens)
     greedy_tokens = staticmethod(sampling.greedy_tokens)
     sample_tokens = staticmethod(sampling.sample_tokens)
     token_logprobs = staticmethod(sampling.token_logprobs)

@@ -25,6 +25,27 @@ def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     logits[rows] = logits[rows].masked_fill_(allowed == 0, float("-inf"))
 
 
+def penalize_tokens(
+    logits: Tensor, rows: Tensor, starts: Tensor, token_ids: Tensor, times: Tensor, factors: Tensor
+) -> None:
+    """Lower the logits [R, V] float32 of tokens that a request has, in place.
+
+    List i of M, of row rows[i] (int64), is token_ids[starts[i] : starts[i + 1]] (int64, distinct),
+    which were generated `times` (float32, 0 for those of the prompt alone). factors [M, 3] float32:
+    repetition, by which positive logits are divided and others multiplied; frequency, taken off for
+    each time; presence, taken off once. A row or an id that is not there raises IndexError.
+    """
+    # With a size that is known, no device waits for the lengths.
+    lengths, size = starts.diff(), len(token_ids)
+    factors = factors.repeat_interleave(lengths, 0, output_size=size)
+    repetition, frequency, presence = factors.unbind(1)
+    rows = rows.repeat_interleave(lengths, output_size=size)
+    values = logits[rows, token_ids]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * times + presence * (times > 0)
+    logits[rows, token_ids] = values
+
+
 def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Find the first token with the largest logit in each row of logits [R, V] float32.
 

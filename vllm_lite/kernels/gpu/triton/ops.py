@@ -67,3 +67,4 @@ from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
+from vllm_lite.kernels.reference.sampling import penalize_tokens
