@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from triton.runtime import interpreter
+
 from tests.kernels.test_sampling import choices, random_choices
+from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.gpu.triton import ops, sampling
 from vllm_lite.kernels.reference import sampling as reference_sampling
 
@@ -35,6 +40,40 @@ def test_sampled_tokens_match_the_reference(size: int) -> None:
     assert torch.equal(ops.greedy_tokens(wide)[0], reference_sampling.greedy_tokens(logits)[0])
 
 
+def test_a_rows_token_depends_on_that_row_alone() -> None:
+    logits, how = torch.randn(6, 1500) * 3, random_choices(6, 1500)
+    logits[:3, 900] = logits[:3, 1400] = 20.0  # a tie of two parts
+    together = ops.sample_tokens(logits, *how)
+    greedy = ops.greedy_tokens(logits)
+    assert torch.equal(greedy[0], cpu.greedy_tokens(logits)[0]) and (greedy[0][:3] == 900).all()
+    assert torch.equal(together[0], cpu.sample_tokens(logits, *how)[0])
+    for row in range(6):
+        one = slice(row, row + 1)
+        alone = ops.sample_tokens(logits[one], *how.of(one))
+        assert torch.equal(alone[0], together[0][one]) and torch.equal(alone[1], together[1][one])
+        assert torch.equal(ops.greedy_tokens(logits[one])[0], greedy[0][one])
+
+
+def test_greedy_tokens_take_two_launches_and_drawn_ones_three(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[tuple[str, Any]] = []
+    run = interpreter.GridExecutor.__call__
+
+    def record(executor: Any, *args: Any, **kwargs: Any) -> None:
+        launched.append((executor.fn.__name__, tuple(executor.grid)))
+        run(executor, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
+    logits = torch.randn(2, 600)
+    ops.greedy_tokens(logits)
+    assert launched == [("part_largest_kernel", (2, 3)), ("greedy_kernel", (2,))]
+    launched.clear()
+    ops.sample_tokens(logits, *random_choices(2, 600))
+    parts = [(name, (2, 3)) for name in ("part_largest_kernel", "weights_kernel")]
+    assert launched == [*parts, ("draw_kernel", (2,))]
+
+
 def test_a_row_without_tokens_is_reported_and_affects_no_other() -> None:
     logits = torch.randn(6, 300)
     how = choices(*[(1.0, 0.1, 7, 0.9)] * 6)
@@ -55,7 +94,7 @@ def test_banned_tokens_are_never_sampled() -> None:
     assert (allowed == tokens[:, None]).any(1).all()
 
 
-@pytest.mark.parametrize(("size", "num_top"), [(1, 1), (5, 0), (255, 3), (257, 20), (600, 0)])
+@pytest.mark.parametrize(("size", "num_top"), [(1, 1), (5, 0), (700, 3), (257, 20), (600, 0)])
 def test_log_probabilities(size: int, num_top: int) -> None:
     logits = torch.randint(-9, 4, (5, size)) / 2
     logits[1, size // 2 :][1:] = -INFINITY
