@@ -72,6 +72,11 @@ class SamplingBatch:
     candidates: list[Candidates]
 
     @property
+    def reads_outputs(self) -> bool:
+        """Whether a processor has to know the tokens generated so far, not only how many."""
+        return any(processor.reads_outputs for processor in self.processors)
+
+    @property
     def is_greedy_alone(self) -> bool:
         """Whether the largest of the model's own logits is all that any row asks for."""
         return self.random is None and not self.processors and not self.logprob_rows

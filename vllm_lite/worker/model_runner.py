@@ -3,7 +3,7 @@
 Logits are computed only for the positions that sample or report; a row with unsound logits fails
 its own request alone. On a GPU a step is submitted and its answer read later: the next step reads
 the ids on the device. The host waits earlier only for what it needs itself: the tokens of requests
-with penalties or banned words, and log-probabilities.
+with penalties or banned words of several tokens, and log-probabilities.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ModelRunner:
         batch = self._sampling.batch(plan.sampling_slots)
         if masks is None and batch.is_greedy_alone:
             return Choice(*self._model.greedy_tokens(hidden), {})
-        if batch.processors:
+        if batch.reads_outputs:
             self._read_all()
         mask = None
         if masks is not None:

@@ -5,15 +5,18 @@ Single tokens show whether the weights are sound, and a small step how long the 
 The largest has as many requests and tokens as a step may have, a context of full length among them,
 and every row drawn with filters, penalties and log-probabilities. The small ones have kernels
 compiled before a request waits for them: Triton makes another for a number that is 1, and for
-one that 16 divides. Knows no device; all blocks are the null block, so that any cache will do.
+one that 16 divides; the first of them has a mask and reports its token alone. Knows no device; all
+blocks are the null block, so that any cache will do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.core.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
+from vllm_lite.core.step import ModelRunnerOutput, NewRequestData, SchedulerOutput, TokenMasks
 from vllm_lite.errors import CheckpointError
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams
@@ -22,10 +25,11 @@ _COSTLY = SamplingParams(
     temperature=1.0, top_k=50, top_p=0.9, frequency_penalty=0.1, logprobs=1, seed=0
 )
 _GREEDY = SamplingParams(temperature=0.0)
+_REPORTED = SamplingParams(temperature=0.0, logprobs=0)
 _SAMPLES = 16
 _TIMED_CONTEXT, _TIMED_TOKENS = 2048, 8
-# Requests, and tokens of each.
-_SMALL = ((1, 7), (1, 16), (3, 7), (16, 16))
+# Requests, tokens of each, and how all sample.
+_SMALL = ((1, 7, _REPORTED), (1, 16, _GREEDY), (3, 7, _GREEDY), (16, 16, _GREEDY))
 
 
 def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput]:
@@ -35,11 +39,14 @@ def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput
     """
     steps = [_largest_step(config)]
     scheduler = config.scheduler
-    for num_requests, count in _SMALL:
+    for num_requests, count, sampling in _SMALL:
         fits = num_requests * count <= scheduler.max_num_batched_tokens
         if fits and num_requests <= scheduler.max_num_seqs and count < config.model.max_model_len:
             counts = [count] * num_requests
-            steps.append(_step(config, counts, counts, after=steps[-1]))
+            steps.append(_step(config, counts, counts, sampling, after=steps[-1]))
+            if sampling is _REPORTED and config.facts.pooling is None:
+                bits = np.full((num_requests, -(-config.facts.vocab_size // 32)), -1, np.int32)
+                steps[-1].token_masks = TokenMasks(list(steps[-1].num_scheduled_tokens), bits)
     for request in (request for step in steps for request in step.new_requests):
         request.block_ids *= num_groups
     return steps

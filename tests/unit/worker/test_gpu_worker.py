@@ -129,6 +129,29 @@ def test_a_broken_device_ends_the_engine_with_its_cause(
         step(worker)
 
 
+@pytest.mark.parametrize(
+    ("params", "waits"),
+    [
+        ({"logit_bias": {3: 5.0}, "min_tokens": 9, "allowed_token_ids": [2, 3, 4]}, False),
+        ({"temperature": 1.0, "top_p": 0.9, "bad_words_token_ids": [[4]]}, False),
+        ({"bad_words_token_ids": [[4], [7, 8]]}, True),
+        ({"presence_penalty": 0.5}, True),
+    ],
+)
+def test_a_step_waits_for_ids_only_where_its_logits_depend_on_them(
+    model: str, params: dict[str, Any], waits: bool
+) -> None:
+    worker, _ = started(make_config(model), StandInDevice())
+    sampling = SamplingParams(**({"temperature": 0} | params))
+    new = NewRequestData("r", [1, 2, 3], sampling, [[1]], 0)
+    steps = [SchedulerOutput([new], {}, {"r": 3}, {"r": 1}, 3, [], [])]
+    steps += [SchedulerOutput([], {}, {"r": 1}, {"r": 1}, 1, [], [])]
+    answers = [worker.submit(step) for step in steps]
+    assert worker._runner is not None
+    assert len(worker._runner._unread) == (1 if waits else 2)
+    assert all(answer.get().sampled_token_ids["r"] for answer in answers)
+
+
 def test_the_largest_step_is_as_large_as_a_step_may_be(model: str) -> None:
     config = make_config(model, max_num_batched_tokens=30, max_num_seqs=4)
     largest, *small = trial_steps(config)
