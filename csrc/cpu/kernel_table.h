@@ -629,7 +629,8 @@ constexpr int64_t kGroupedRows = 64;
 struct GroupedProduct {
   const float* x;    // [T, wide_row_floats]
   bool are_brief;    // the rows' numbers are bfloat16's
-  bool are_int8;     // or codes of int8
+  bool are_codes;    // they were rounded
+  bool are_int8;     // to int8
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]

@@ -356,11 +356,13 @@ static inline GroupScale group_scale(const GroupedWeight& w, int64_t panel, int6
 struct SegmentOfX {
   const float* sum;
   const float* scale;
+  bool has_scale;  // elsewhere it is 1
   int64_t stride, to_excess;
 
   explicit SegmentOfX(const GroupedProduct& p)
       : sum(p.x + padded_inputs(*p.weight)),
         scale(sum + room_of_segments(*p.weight)),
+        has_scale(p.are_codes),
         stride(wide_row_floats(*p.weight)),
         to_excess(room_of_segments(*p.weight) + padded_inputs(*p.weight) / 4) {}
 

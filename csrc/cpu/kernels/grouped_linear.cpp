@@ -115,7 +115,8 @@ __attribute__((always_inline)) inline void add_segment(const Sums<Order, kRows>&
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int k = 0; k < kTileVectors; ++k) {
-      const Vec sum = as_floats(even[r][k] + odd[r][k]) * broadcast(x.scale[r * x.stride]);
+      Vec sum = as_floats(even[r][k] + odd[r][k]);
+      if (x.has_scale) sum *= broadcast(x.scale[r * x.stride]);
       totals[r][k] = multiply_add(sum, of[k].scale, totals[r][k]);
       if (has_minimum) {
         totals[r][k] = multiply_add(-of[k].minimum, broadcast(x.sum[r * x.stride]), totals[r][k]);

@@ -126,6 +126,35 @@ struct PairCodes<TableCodes<4>> : WordPairs<4> {
   using WordPairs<4>::WordPairs;
 };
 
+// Numbers of e4m3, 32 bytes at once: exponents are moved, and the eight that are subnormal looked up.
+template <>
+struct PairCodes<Float8Codes<true>> {
+  static constexpr float kFactor = 1.0f;
+
+  typedef uint16_t Words __attribute__((vector_size(64)));
+
+  explicit PairCodes(const Float8Codes<true>&) {}
+
+  struct Reader {
+    const uint8_t* pairs;
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      // k / 512.
+      const Words subnormal = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+      const __m256i line =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs + k * 2 * kHalfPanel));
+      const Words bytes = bit_cast<Words>(_mm512_maskz_cvtepu8_epi16(~0u, line));
+      const Words normal = (bytes << 4 & 0x7f0) + (120 << 7);
+      const __mmask32 is_small =
+          _mm512_testn_epi16_mask(bit_cast<__m512i>(bytes), _mm512_set1_epi16(0x78));
+      const Words numbers = bit_cast<Words>(_mm512_mask_permutexvar_epi16(
+          bit_cast<__m512i>(normal), is_small, bit_cast<__m512i>(bytes),
+          bit_cast<__m512i>(subnormal)));
+      return bit_cast<BitsVec>(numbers | (bytes << 8 & 0x8000));
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 2)}; }
+};
+
 // Whether a weight's bytes are multiplied by bytes of x, four inputs at once.
 static inline bool has_quads(const GroupedWeight& w) {
   return !VLLM_LITE_HAS_TILES && w.code_kind == CodeKind::kInt8;

@@ -148,8 +148,8 @@ void multiply_on_tiles(const GroupedProduct& p, const PairCodes<Codes>& codes, i
     for (int64_t first = span; first < min_of(span_end, w.num_inputs); ++of_x) {
       const int64_t end = segment_end(w, first);
       const int64_t group = first / w.group_size;
-      const GroupScale of[2] = {group_scale<Codes>(w, panel, group, 0),
-                                group_scale<Codes>(w, panel, group, 1)};
+      const GroupScale of[2] = {group_scale<PairCodes<Codes>>(w, panel, group, 0),
+                                group_scale<PairCodes<Codes>>(w, panel, group, 1)};
       int64_t row = 0;
       for (int64_t blocks = tiles.num_blocks(); blocks > 0; --blocks) {
         const int64_t count = ceil_divide(p.num_rows - row, blocks);
