@@ -84,17 +84,27 @@ class StepInputs(Protocol):
         ...
 
 
-# From a step to the hidden states of its tokens, [T, N]; they live until the next step.
-Forward = Callable[[Batch], Tensor]
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Results of a step's T tokens, which live until the next step."""
+
+    hidden: Tensor  # [T, N]
+    # Of a graph that samples: logits [T, V] float32, and the likeliest tokens and their logits,
+    # both [T]. These tokens are appended.
+    logits: Tensor | None = None
+    greedy: tuple[Tensor, Tensor] | None = None
+
+
+Forward = Callable[[Batch], Computed]
 
 
 def eager(inputs: StepInputs, forward: Callable[[Tensor, Tensor], Tensor]) -> Forward:
     """A model's forward pass, or a recording of it, over the inputs of any step."""
 
-    def run(batch: Batch) -> Tensor:
+    def run(batch: Batch) -> Computed:
         made = inputs.model_inputs(batch)
         with attention_metadata(made.attention):
-            return forward(made.input_ids, made.positions)
+            return Computed(forward(made.input_ids, made.positions))
 
     return run
 

@@ -2,8 +2,9 @@
 
 A step takes the smallest captured shape that holds it. Rows that a decode step lacks belong to the
 padding slot, which writes to no cache; in longer steps such rows have no tokens, and tokens behind
-the last row's are of no request. Graphs end with the hidden states: logits of every size would take
-more memory than all the rest.
+the last row's are of no request. Graphs of few rows go on to logits and each row's likeliest token,
+which is all that a greedy step needs. The rest end with the hidden states: logits of every size
+would take more memory than all the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vllm_lite.worker.batch import Batch, Forward, StepRows
+from vllm_lite.worker.batch import Batch, Computed, Forward, StepRows
 from vllm_lite.worker.graph_shapes import GraphShape
 from vllm_lite.worker.step_plan import StepPlan
 
 # The rows of a step and its shape -> hidden states [T, N].
 Compute = Callable[[StepRows, GraphShape], Tensor]
+# Logits [R, V] float32, the likeliest tokens [R] int64 and their logits [R] float32.
+Sampled = tuple[Tensor, Tensor, Tensor]
+# Rows of one token each and their hidden states -> the next tokens, which it also appends.
+Sample = Callable[[StepRows, Tensor], Sampled]
+# Requests of the largest graph that samples: all of them hold about three times its logits.
+_MOST_SAMPLED = 32
 
 
 class GraphMaker(Protocol):
@@ -39,6 +46,8 @@ class _Graph:
     rows: StepRows
     idle: StepRows
     replay: Callable[[], None]
+    # What it samples, in its own memory; empty where it does not.
+    sampled: list[Sampled]
 
 
 class DecodeGraphs:
@@ -47,6 +56,7 @@ class DecodeGraphs:
     def __init__(
         self,
         compute: Compute,
+        sample: Sample | None,
         otherwise: Forward,
         shapes: Sequence[GraphShape],
         idle_rows: Callable[[GraphShape], StepRows],
@@ -54,9 +64,10 @@ class DecodeGraphs:
     ) -> None:
         """`shapes`: the steps to capture; others go `otherwise`.
 
-        `idle_rows`: the rows of a step that no request has.
+        `sample`: None where nothing samples. `idle_rows`: the rows of a step that no request has.
         """
         self._compute = compute
+        self._sample = sample
         self._otherwise = otherwise
         self.shapes = sorted(shapes)
         self._decode = [shape for shape in self.shapes if shape.is_decode]
@@ -73,8 +84,8 @@ class DecodeGraphs:
         """Capture one of the shapes. Begin with the largest: the others use its memory."""
         self._graph(shape)
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Hidden states [T, N] of a step; they live until the next."""
+    def __call__(self, batch: Batch) -> Computed:
+        """Compute a step."""
         rows, shape = batch.rows, self._shape_of(batch.plan)
         if rows is None or shape is None:
             return self._otherwise(batch)
@@ -86,7 +97,12 @@ class DecodeGraphs:
         graph.replay()
         if self._hidden is None:
             raise RuntimeError("a graph ran and left nothing")
-        return self._hidden[: int(batch.plan.counts.sum())]
+        num_tokens = int(batch.plan.counts.sum())
+        hidden = self._hidden[:num_tokens]
+        if not graph.sampled:
+            return Computed(hidden)
+        logits, tokens, largest = (made[:num_tokens] for made in graph.sampled[0])
+        return Computed(hidden, logits, (tokens, largest))
 
     def _shape_of(self, plan: StepPlan) -> GraphShape | None:
         num_rows = len(plan.slots)
@@ -108,13 +124,18 @@ class DecodeGraphs:
                 # Run once for the shape; a graph can hold no memory that outlives its pool.
                 like = self._compute(rows, shape)
                 self._hidden = like.new_empty(self.shapes[-1].num_tokens, like.shape[1])
-            replay = self._maker.capture(lambda: self._run(rows, shape))
-            graph = self._graphs[shape] = _Graph(rows, self._idle_rows(shape), replay)
+            sampled: list[Sampled] = []
+            replay = self._maker.capture(lambda: self._run(rows, shape, sampled))
+            graph = self._graphs[shape] = _Graph(rows, self._idle_rows(shape), replay, sampled)
         return graph
 
-    def _run(self, rows: StepRows, shape: GraphShape) -> None:
-        if self._hidden is not None:
-            self._hidden[: shape.num_tokens].copy_(self._compute(rows, shape))
+    def _run(self, rows: StepRows, shape: GraphShape, sampled: list[Sampled]) -> None:
+        if self._hidden is None:
+            return
+        hidden = self._compute(rows, shape)
+        self._hidden[: shape.num_tokens].copy_(hidden)
+        if self._sample is not None and shape.is_decode and shape.num_rows <= _MOST_SAMPLED:
+            sampled[:] = [self._sample(rows, hidden)]
 
 
 def _varying(rows: StepRows, shape: GraphShape) -> tuple[Tensor, ...]:

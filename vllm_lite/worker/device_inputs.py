@@ -103,6 +103,10 @@ class DeviceInputs:
         assert batch.targets is not None
         self._tokens[batch.targets] = token_ids.int()
 
+    def append_next(self, rows: StepRows, token_ids: Tensor) -> None:
+        """Store the id [R] sampled after the only token of each row; a graph can hold this."""
+        self._tokens[rows.slots, rows.starts + 1] = token_ids.int()
+
     def _send(self, *columns: Int64s) -> list[Tensor]:
         """Copy `columns` to the device, and enter the added blocks in the table there."""
         changes = [np.array(part, np.int64) for part in self._host_tables.take_changes()]

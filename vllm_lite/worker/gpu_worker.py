@@ -37,7 +37,7 @@ from vllm_lite.log import init_logger, timeline
 from vllm_lite.worker.batch import StepRows, eager
 from vllm_lite.worker.block_table import block_tables
 from vllm_lite.worker.cuda_device import CudaDevice
-from vllm_lite.worker.decode_graphs import DecodeGraphs
+from vllm_lite.worker.decode_graphs import DecodeGraphs, Sampled
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
 from vllm_lite.worker.drafting.drafters import (
@@ -84,10 +84,17 @@ def device_runner(
         with attention_metadata(made.attention):
             return model.forward(made.input_ids, made.positions)
 
+    def sample(rows: StepRows, hidden: Tensor) -> Sampled:
+        logits = model.compute_logits(hidden)
+        tokens, largest = dispatch.ops().greedy_tokens(logits)
+        inputs.append_next(rows, tokens)
+        return logits, tokens, largest
+
     maker = device.make_graph_maker()
     otherwise = eager(inputs, target_forward(config, models, drafter))
     shapes = [GraphShape(size, size, config.model.max_model_len) for size in graph_sizes]
-    graphs = DecodeGraphs(compute, otherwise, [*shapes, *longer], inputs.idle_rows, maker)
+    samples = sample if config.facts.pooling is None else None
+    graphs = DecodeGraphs(compute, samples, otherwise, [*shapes, *longer], inputs.idle_rows, maker)
     return ModelRunner(config, model, inputs, graphs, place, drafter), graphs
 
 

@@ -23,10 +23,10 @@ from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM, PoolingModel
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sample.sampler import Choice, Sampler, rows_without_token
-from vllm_lite.sample.states import SamplingStates
+from vllm_lite.sample.states import SamplingBatch, SamplingStates
 from vllm_lite.sample.token_mask import TokenMask, masked_rows
 from vllm_lite.spec_decode.acceptance import SyntheticAcceptance, make_acceptance
-from vllm_lite.worker.batch import Forward, StepInputs
+from vllm_lite.worker.batch import Batch, Computed, Forward, StepInputs
 from vllm_lite.worker.drafting.ahead import draft_ahead
 from vllm_lite.worker.drafting.interface import StepDrafter
 from vllm_lite.worker.pooling import Pooler
@@ -77,23 +77,21 @@ class ModelRunner:
             return DoneOutput(output)
         plan = self._plan(step)
         batch = self._inputs.begin(plan)
-        hidden = every = self._forward(batch)
+        computed = self._forward(batch)
+        hidden = computed.hidden
         if self._requests.prompt_logprobs:
             output.prompt_logprobs = self._prompt_logprobs.collect(hidden, self._requests, plan)
         if self._pooler is not None:
             self._pooler.collect(hidden, self._requests, plan, output)
         answer: PendingOutput = DoneOutput(output)
         if len(plan.sampling):
-            if batch.last_tokens is not None:
-                hidden = hidden[batch.last_tokens]
-            choice = self._choose(hidden, plan, step.token_masks)
-            self._inputs.append(batch, choice.token_ids)
+            choice = self._choose(computed, batch, step.token_masks)
             answer = _Answer(plan, choice, output, self._requests, self._unread, self._synthetic)
         drafter, wanted = self._drafter, step.wanted_drafts
         if wanted or not self._inputs.runs_ahead or (drafter is not None and drafter.observes):
             answer.get()
         if drafter is not None and drafter.observes:
-            drafter.observe(every, plan)
+            drafter.observe(hidden, plan)
         if drafter is not None and wanted:
             output.drafts = draft_ahead(drafter, self._requests, plan, wanted)
         return answer
@@ -136,17 +134,34 @@ class ModelRunner:
         for answer in tuple(self._unread):
             answer.get()
 
-    def _choose(self, hidden: Tensor, plan: StepPlan, masks: TokenMasks | None) -> Choice:
-        batch = self._sampling.batch(plan.sampling_slots)
-        if masks is None and batch.is_greedy_alone:
-            return Choice(*self._model.greedy_tokens(hidden), {})
+    def _choose(self, computed: Computed, batch: Batch, masks: TokenMasks | None) -> Choice:
+        """Sample and append a token for each row of the step that asks for one."""
+        sampling = self._sampling.batch(batch.plan.sampling_slots)
+        is_greedy = masks is None and sampling.is_greedy_alone
+        if is_greedy and computed.greedy is not None:
+            return Choice(*computed.greedy, {})
+        hidden = computed.hidden
+        if batch.last_tokens is not None:
+            hidden = hidden[batch.last_tokens]
+        if is_greedy:
+            choice = Choice(*self._model.greedy_tokens(hidden), {})
+        else:
+            logits = computed.logits
+            if logits is None:
+                logits = self._model.compute_logits(hidden)
+            choice = self._sample(logits, sampling, batch.plan, masks)
+        self._inputs.append(batch, choice.token_ids)
+        return choice
+
+    def _sample(
+        self, logits: Tensor, batch: SamplingBatch, plan: StepPlan, masks: TokenMasks | None
+    ) -> Choice:
         if batch.reads_outputs:
             self._read_all()
         mask = None
         if masks is not None:
             rows = masked_rows(plan.sampling_ids, masks.request_ids)
             mask = TokenMask(rows, masks.bits, self._device)
-        logits = self._model.compute_logits(hidden)
         return self._sampler.choose(logits, batch, plan.sampled_positions, mask)
 
 

@@ -152,6 +152,28 @@ def test_a_step_waits_for_ids_only_where_its_logits_depend_on_them(
     assert all(answer.get().sampled_token_ids["r"] for answer in answers)
 
 
+@pytest.mark.parametrize(("temperature", "num_appended"), [(0.0, 0), (1.0, 1)])
+def test_a_greedy_step_ends_with_its_graph_and_a_drawn_one_uses_its_logits(
+    model: str, monkeypatch: pytest.MonkeyPatch, temperature: float, num_appended: int
+) -> None:
+    worker, _ = started(make_config(model), StandInDevice())
+    new = NewRequestData("r", [1, 2, 3], SamplingParams(temperature=temperature), [[1]], 0)
+    worker.submit(SchedulerOutput([new], {}, {"r": 3}, {"r": 1}, 3, [], [])).get()
+    runner = worker._runner
+    assert runner is not None
+    called: list[str] = []
+    for owner, name in ((runner._model, "compute_logits"), (runner._inputs, "append")):
+        real = getattr(owner, name)
+
+        def watched(*args: Any, name: str = name, real: Any = real) -> Any:
+            called.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, watched)
+    worker.submit(SchedulerOutput([], {}, {"r": 1}, {"r": 1}, 1, [], [])).get()
+    assert called == ["compute_logits", *["append"] * num_appended]
+
+
 def test_the_largest_step_is_as_large_as_a_step_may_be(model: str) -> None:
     config = make_config(model, max_num_batched_tokens=30, max_num_seqs=4)
     largest, *small = trial_steps(config)

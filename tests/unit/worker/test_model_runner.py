@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.stepping import VOCAB, Running, Stepper
 from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.worker import decode_graphs
 from vllm_lite.worker import prompt_logprobs as scoring
 from vllm_lite.worker.graph_shapes import GraphShape
 
@@ -47,15 +48,19 @@ def outputs(stepper: Stepper) -> dict[str, list[int]]:
 
 
 LONGER = (GraphShape(4, 2, 128), GraphShape(16, 3, 24), GraphShape(64, 4, 128))
-RUNNERS = {"host": (None, ()), "device": ((), ()), "graphs": ((1, 3), ()), "all": ((1, 3), LONGER)}
+RUNNERS: dict[str, Any] = {"host": (None, (), 0), "device": ((), (), 0)}
+RUNNERS |= {"graphs": ((1, 3), (), 3), "all": ((1, 3), LONGER, 2)}
 
 
 @pytest.fixture(scope="module", params=RUNNERS.values(), ids=RUNNERS)
 def graphed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Which runner the steppers of a test drive."""
-    Stepper.graph_sizes, Stepper.longer = request.param
-    yield
-    Stepper.graph_sizes, Stepper.longer = None, ()
+    with pytest.MonkeyPatch.context() as patched:
+        sizes, longer, most_sampled = request.param
+        patched.setattr(Stepper, "graph_sizes", sizes)
+        patched.setattr(Stepper, "longer", longer)
+        patched.setattr(decode_graphs, "_MOST_SAMPLED", most_sampled)
+        yield
 
 
 pytestmark = pytest.mark.usefixtures("graphed")
