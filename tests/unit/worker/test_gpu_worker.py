@@ -16,6 +16,7 @@ from vllm_lite.core.kv_plan import KVCachePlan, plan_kv_cache
 from vllm_lite.core.step import NewRequestData, SchedulerOutput
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.executor.select import make_executor
+from vllm_lite.kernels import dispatch
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker import gpu_worker
 from vllm_lite.worker.gpu_worker import GpuWorker
@@ -188,6 +189,25 @@ def test_the_largest_step_is_as_large_as_a_step_may_be(model: str) -> None:
             # All of them sample.
             count = step.num_scheduled_tokens[new.request_id]
             assert new.num_computed_tokens + count == len(new.prompt_token_ids)
+
+
+def test_the_steps_at_start_sample_by_every_kernel(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = GpuWorker(make_config(model), StandInDevice())
+    seen: set[tuple[str, bool]] = set()
+    for name in ("apply_token_mask", "greedy_tokens", "sample_tokens", "token_logprobs"):
+        real = getattr(dispatch.ops(), name)
+
+        def watched(*args: Any, name: str = name, real: Any = real) -> Any:
+            # With and without candidates, log-probabilities have a kernel each.
+            seen.add((name, name == "token_logprobs" and args[3] > 0))
+            return real(*args)
+
+        monkeypatch.setattr(dispatch.ops(), name, watched)
+    worker.available_memory()
+    plain = {(name, False) for name in ("apply_token_mask", "greedy_tokens", "sample_tokens")}
+    assert seen == plain | {("token_logprobs", False), ("token_logprobs", True)}
 
 
 def test_a_gpu_is_asked_for_and_missing_is_one_error(model: str) -> None:
