@@ -2,6 +2,7 @@
 
     python benchmarks/family_floors.py                         four shapes, 1 and 32 sequences
     python benchmarks/family_floors.py --rounds 9 --json FILE
+    python benchmarks/family_floors.py --shapes dense --context 512 --sequences 8 32 64
 
 Each shape has random bfloat16 weights and an engine of its own; they take turns. The floor of a
 step is the sum of its parts', as one follows the other: weights that all tokens use, experts (those
@@ -30,19 +31,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from vllm_lite.platform import num_compute_threads
 
-PROMPT, SHORT = 16, 2
+SHORT = 2
 DEFAULT = ("dense", "gemma3", "qwen3_moe", "mamba2")
 # One engine: reads "SEQUENCES TOKENS", answers seconds.
 CHILD = """
 import json, sys, time
 from vllm_lite import LLM, SamplingParams
 if __name__ == "__main__":
+    context, most = map(int, sys.argv[2:])
+    # A long context is computed once.
     llm = LLM(sys.argv[1], load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
-              max_model_len=1024, max_num_seqs=32, enable_prefix_caching=False)
+              max_model_len=1024, max_num_seqs=most, enable_prefix_caching=context > 64)
     print("ready", flush=True)
     for line in sys.stdin:
         rows, tokens = map(int, line.split())
-        prompts = [{"prompt_token_ids": [(7919 * i + 31 * j) % 30000 for j in range(PROMPT)]}
+        prompts = [{"prompt_token_ids": [(7919 * i + 31 * j) % 30000 for j in range(context)]}
                    for i in range(rows)]
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
@@ -75,8 +78,8 @@ class Work:
         return shared + experts + longer(sequences * self.kept, 0)
 
 
-def work(config: Mapping[str, Any]) -> Work:
-    """The parts of a step after PROMPT tokens, from the parameters of transformers' own model."""
+def work(config: Mapping[str, Any], context: int) -> Work:
+    """The parts of a step after `context` tokens, by the parameters of transformers' own model."""
     hf = AutoConfig.for_model(**config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf)
@@ -88,7 +91,7 @@ def work(config: Mapping[str, Any]) -> Work:
         kept = 2 * 4 * layers * state
     else:
         head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        kept = 2 * 2 * layers * config["num_key_value_heads"] * head * PROMPT
+        kept = 2 * 2 * layers * config["num_key_value_heads"] * head * context
     # The head reads what the tied embedding holds; an untied embedding is a row a token.
     return Work(
         shared=sum(sizes.values()) - experts,
@@ -102,11 +105,11 @@ def work(config: Mapping[str, Any]) -> Work:
 class Engine:
     """A shape's engine in a process of its own."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any], context: int, most: int) -> None:
         folder.mkdir()
         AutoConfig.for_model(**config).save_pretrained(folder)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD.replace("PROMPT", str(PROMPT)), str(folder)],
+            [sys.executable, "-c", CHILD, str(folder), str(context), str(most)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -134,6 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=DEFAULT)
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--context", type=int, default=16, help="tokens before the first step")
     parser.add_argument("--tokens", type=int, default=24, help="decode steps of a measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -144,7 +148,12 @@ def main() -> int:
     # The quickest of the rounds, by shape, sequences and tokens: what disturbs one only adds.
     quickest: dict[tuple[str, int, int], float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        engines = {name: Engine(Path(folder) / name, SHAPES[name]) for name in args.shapes}
+        engines = {
+            name: Engine(Path(folder) / name, SHAPES[name], args.context, max(args.sequences))
+            for name in args.shapes
+        }
+        for engine in engines.values():
+            engine.seconds(max(args.sequences), SHORT)
         for _ in range(args.rounds):
             for sequences, tokens in itertools.product(
                 args.sequences, (SHORT, SHORT + args.tokens)
@@ -163,7 +172,7 @@ def main() -> int:
     print(f"limits: {limits.read_gb_s:.1f} GB/s, {limits.bfloat16_gflop_s:.0f} GFLOP/s in bfloat16")
     print(f"{'shape':<10} {'sequences':>9} {'step, ms':>9} {'floor, ms':>9} {'share':>6}")
     for name in args.shapes:
-        parts = work(SHAPES[name])
+        parts = work(SHAPES[name], args.context + args.tokens // 2)
         for sequences in args.sequences:
             more = quickest[name, sequences, SHORT + args.tokens] - quickest[name, sequences, SHORT]
             step, floor = more / args.tokens, parts.floor(sequences, limits)
