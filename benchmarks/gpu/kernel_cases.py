@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.triton import row_products
+from vllm_lite.kernels.gpu.triton.few_rows import MOST_ROWS
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq, make_grouped
@@ -101,6 +104,15 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
     matrix, bias = torch.randn(70, size).to(dtype), torch.randn(70).to(dtype)
     product = [x, matrix, bias]
     yield case("fixed_linear", lambda o, t, d: o.fixed_linear(*t, d), product, reference)
+    yield case("plain_linear", lambda o, t, d: o.plain_linear(*t, d), product, reference)
+
+    def by_few_rows(o: Any, t: Sequence[Any], d: torch.dtype) -> Tensor:
+        with patch.dict(row_products.MOST_ROWS_OF, {d: MOST_ROWS}):
+            return o.plain_linear(*t, d)
+
+    for count in (1, 7):
+        few = [torch.randn(count, 520).to(dtype), torch.randn(70, 520).to(dtype), bias]
+        yield case(f"plain_linear of {count} rows", by_few_rows, few, reference)
 
 
 def paged_arguments(
@@ -320,15 +332,16 @@ def product_cases(dtype: torch.dtype, narrow: torch.dtype, rows: int, size: int)
     """Linear layers by quantised weights with scales."""
     outputs = 48
     codes = (torch.randn(rows + outputs, size) * 20).clamp(-127, 127).round().to(narrow)
-    bias = torch.randn(outputs)
-    yield Case(
-        f"scaled_linear {narrow} to {dtype}",
-        reference,
-        lambda o, t, dtype: [o.scaled_linear(*t, dtype)],
-        [codes[:rows], torch.rand(rows, 1) / 10, codes[rows:], torch.rand(outputs, 1) / 10, bias],
-        dtype,
-        ROUNDING[dtype],
-    )
+    bias, weight = torch.randn(outputs), (codes[rows:], torch.rand(outputs, 1) / 10)
+    for count in dict.fromkeys((rows, 1, 3)):
+        yield Case(
+            f"scaled_linear {narrow} to {dtype}, {count} rows",
+            reference,
+            lambda o, t, dtype: [o.scaled_linear(*t, dtype)],
+            [codes[:count], torch.rand(count, 1) / 10, *weight, bias],
+            dtype,
+            ROUNDING[dtype],
+        )
 
 
 def side_by_side(weights: Sequence[GroupedWeight]) -> GroupedParts:
@@ -402,6 +415,14 @@ def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
                 dtype,
                 ROUNDING[dtype],
             )
+        yield Case(
+            f"gated_grouped_linear {name} {dtype}",
+            spec,
+            lambda o, t, _: [o.gated_grouped_linear(t[0], packed(o, t[1]), None, "silu")],
+            [(torch.randn(2, weight.num_inputs) / 50).to(dtype), weight],
+            dtype,
+            3 * ROUNDING[dtype],
+        )
         yield Case(
             f"expand_grouped {name} {dtype}",
             spec,

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.runtime.jit import JITFunction
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton import ops, row_products
+from vllm_lite.kernels.gpu.triton.few_rows import MOST_ROWS
+from vllm_lite.kernels.gpu.triton.linear import add_parts
 from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq, make_grouped
@@ -75,11 +78,12 @@ def launch_everything() -> None:
         x, weight = tensor(8, 4096, dtype=dtype), tensor(4096, 4096, dtype=dtype)
         ops.fixed_linear(x, weight, None, dtype)
         ops.fixed_linear(x, weight, tensor(4096, dtype=dtype), torch.float32)
-    for rows in (4, 16):
+    launch_few()
+    for rows in (16, 64, 512):
         launch_grouped(rows)
-    for rows in (1, 64, 512):
+    for rows in (64, 512):
         launch_scaled(rows)
-        launch_grouped(rows)
+    for rows in (1, 64, 512):
         launch_experts(rows)
     launch_latents()
     launch_values()
@@ -170,6 +174,23 @@ def launch_scaled(rows: int) -> None:
     ops.quantize_rows(tensor(rows, 4096), torch.float8_e4m3fn, 128)
     scale = tensor(1, dtype=torch.float32)
     ops.quantize_by_scale(tensor(rows, 4096), scale, torch.float8_e4m3fn)
+
+
+def launch_few() -> None:
+    """Launch linear layers of few rows, also by plain weights and with an activation."""
+    plain, most = torch.bfloat16, row_products.MOST_ROWS_OF
+    weight = from_gguf(tensor(8192 * 16 * 160, dtype=torch.uint8), 3, 8192)
+    with processors(132), patch.dict(most, {plain: MOST_ROWS}):
+        for rows in (1, 4, 8):
+            launch_scaled(rows)
+            launch_grouped(rows)
+        for rows in (1, 8):
+            x = tensor(rows, 4096)
+            ops.gated_grouped_linear(x, weight, None, "silu")
+            for outputs, activation in ((8192, "silu"), (4096, ""), (1024, "")):
+                ops.plain_linear(x, tensor(outputs, 4096), None, plain, activation)
+        parts = tensor(3, 8, 8192, dtype=torch.float32)
+        add_parts(tensor(8, 4096), parts, None, "silu")
 
 
 def launch_grouped(rows: int) -> None:

@@ -61,6 +61,13 @@ class GroupedKernel:
         out_dtype = self.out_dtype or x.dtype
         return self.ops.grouped_linear(x, self.weight, self.bias, out_dtype, out, self.rounding)
 
+    def gated(self, activation: str) -> LinearKernel | None:
+        """See `gated_kernel`."""
+        gpu = gpu_only_ops()
+        if gpu is None or self.out_dtype is not None or self.rounding is not None:
+            return None
+        return lambda x: gpu.gated_grouped_linear(x, self.weight, self.bias, activation)
+
 
 def grouped_kernel(
     weight: GroupedWeight,

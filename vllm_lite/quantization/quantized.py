@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
-from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.dispatch import gpu_only_ops, ops
+from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import QuantizedRows, QuantizedWeight
 from vllm_lite.quantization.method import LinearKernel
@@ -39,6 +40,15 @@ class QuantizedKernel:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.quantized_linear(x, self.weight, self.bias, self.out_dtype)
+
+    def gated(self, activation: str) -> LinearKernel | None:
+        """See `gated_kernel`; outputs of several storage types are not fused."""
+        gpu = gpu_only_ops()
+        weight: object = self.weight
+        if gpu is None or not isinstance(weight, GroupedParts) or len(weight.parts) > 1:
+            return None
+        (part,) = weight.parts
+        return lambda x: gpu.gated_grouped_linear(x, part.weight, self.bias, activation)
 
 
 def quantized_kernel(

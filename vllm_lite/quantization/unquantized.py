@@ -1,7 +1,6 @@
 """Plain float32, bfloat16 or float16 weights, [output_size, input_size].
 
-On a CPU weights are packed once, for our own kernel. On a GPU torch multiplies, except in
-deterministic mode.
+On a CPU weights are packed once, for our own kernel. On a GPU they stay as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm_lite.kernels.dispatch import is_deterministic, ops
+from vllm_lite.kernels.dispatch import gpu_only_ops, is_deterministic, ops
 from vllm_lite.kernels.gpu.backends import fixed_product
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.ops import Ops
@@ -102,7 +101,7 @@ def plain_kernel(
     if _is_packed(weight):
         return _packed_kernel(ops().pack_linear(weight), bias, out_dtype)
     out_dtype = weight.dtype if out_dtype is None else out_dtype
-    return TorchKernel(weight, bias, _torch_product(weight, bias, out_dtype))
+    return TorchKernel(weight, bias, out_dtype, _torch_product(weight, bias, out_dtype))
 
 
 def _is_packed(weight: Tensor) -> bool:
@@ -120,12 +119,9 @@ def _torch_product(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) 
     if is_deterministic():
         fixed = fixed_product()
         return lambda x: fixed(x, weight, bias, out_dtype)
-    if weight.device.type == "cuda" and out_dtype is not weight.dtype:
-        # Rounding to the weight's type and back would create ties.
-        if bias is None:
-            return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype)
-        wide = bias.to(out_dtype)
-        return lambda x: torch.mm(x, weight.t(), out_dtype=out_dtype).add_(wide)
+    gpu = gpu_only_ops()
+    if gpu is not None:
+        return lambda x: gpu.plain_linear(x, weight, bias, out_dtype)
     return lambda x: F.linear(x, weight, bias).to(out_dtype)
 
 
@@ -135,10 +131,18 @@ class TorchKernel:
 
     weight: Tensor
     bias: Tensor | None
+    out_dtype: torch.dtype
     product: LinearKernel
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.product(x)
+
+    def gated(self, activation: str) -> LinearKernel | None:
+        """See `gated_kernel`."""
+        gpu, dtype = gpu_only_ops(), self.weight.dtype
+        if gpu is None or is_deterministic() or self.out_dtype is not dtype:
+            return None
+        return lambda x: gpu.plain_linear(x, self.weight, self.bias, dtype, activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +163,15 @@ class PackedKernel:
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.linear(x, self.weight, self.bias, self.out_dtype)
 
-    def gated(self, x: Tensor) -> Tensor:
-        """Return silu(gate) * up, where gate and up are the halves of the output."""
-        return self.ops.gated_linear(x, self.weight, self.bias)
+    def gated(self, activation: str) -> LinearKernel | None:
+        """See `gated_kernel`."""
+        if activation != "silu" or self.out_dtype is not self.weight.dtype:
+            return None
+        return lambda x: self.ops.gated_linear(x, self.weight, self.bias)
 
 
 def gated_kernel(kernel: LinearKernel, activation: str) -> LinearKernel | None:
-    """The kernel fused with act_and_mul, or None if it does not support that."""
-    if activation != "silu" or not isinstance(kernel, PackedKernel):
-        return None
-    return kernel.gated if kernel.out_dtype is kernel.weight.dtype else None
+    """The kernel of gates and what they multiply, fused with act_and_mul; None if it cannot be."""
+    gated = getattr(kernel, "gated", None)
+    found: LinearKernel | None = None if gated is None else gated(activation)
+    return found

@@ -9,6 +9,7 @@ from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight, expa
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.grouped_parts import pack_quantized as pack_quantized
 from vllm_lite.kernels.grouped_weight import expand, expand_rows
+from vllm_lite.kernels.reference.elementwise import act_and_mul
 from vllm_lite.kernels.reference.linear import look_up_range
 from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
@@ -47,6 +48,13 @@ def grouped_linear(
     product = torch.nn.functional.linear(x.float(), values, wide)
     product = product.to(out_dtype)
     return product if out is None else out.copy_(product)
+
+
+def gated_grouped_linear(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str
+) -> Tensor:
+    """Return act_and_mul(grouped_linear(x, weight, bias), activation): [T, M / 2]."""
+    return act_and_mul(grouped_linear(x, weight, bias), activation)
 
 
 def grouped_lookup(

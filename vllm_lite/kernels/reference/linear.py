@@ -108,6 +108,21 @@ def linear_argmax(
     return greedy_tokens(linear(x, weight, bias, torch.float32))
 
 
+def plain_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    activation: str = "",
+) -> Tensor:
+    """Return x [T, N] times weight [M, N] transposed, plus bias [M]: [T, M] in `out_dtype`.
+
+    With an activation, act_and_mul follows: [T, M / 2].
+    """
+    product = fixed_linear(x, weight, bias, out_dtype)
+    return act_and_mul(product, activation) if activation else product
+
+
 def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """Return x [T, N] times weight [M, N] transposed, plus bias [M]: [T, M] in `out_dtype`.
 

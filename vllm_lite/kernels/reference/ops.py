@@ -89,6 +89,8 @@ class GpuOps(Ops):
     """With those that only GPUs have: linear layers by int8 and fp8, and fused steps."""
 
     fixed_linear = staticmethod(plain.fixed_linear)
+    plain_linear = staticmethod(plain.plain_linear)
+    gated_grouped_linear = staticmethod(grouped.gated_grouped_linear)
     expand_grouped = staticmethod(grouped.expand_grouped)
     scaled_linear = staticmethod(scaled.scaled_linear)
     quantize_rows = staticmethod(quantize.quantize_rows)

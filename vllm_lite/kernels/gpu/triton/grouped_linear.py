@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.gpu.triton.packed_values import INPUTS, kind_of, planes_of, values_of
 from vllm_lite.kernels.gpu.triton.small_products import small_product, takes
@@ -122,6 +123,18 @@ def grouped_linear(
     return product if out is None else out.copy_(product)
 
 
+def gated_grouped_linear(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str
+) -> Tensor:
+    if takes(weight, len(x)):
+        return small_product(_in_order(x, weight), weight, bias, x.dtype, activation)
+    return act_and_mul(_product(x, weight, bias, x.dtype), activation)
+
+
+def _in_order(x: Tensor, weight: PackedWeight) -> Tensor:
+    return x if weight.permutation is None else x.index_select(1, weight.permutation)
+
+
 def _product(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
@@ -129,8 +142,7 @@ def _product(
     if num_rows >= MANY_ROWS and out_dtype is x.dtype:
         rounded = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
-    if weight.permutation is not None:
-        x = x.index_select(1, weight.permutation)
+    x = _in_order(x, weight)
     if takes(weight, num_rows):
         return small_product(x, weight, bias, out_dtype)
     kind = kind_of(weight)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
+from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, gated_product
 from vllm_lite.kernels.reference.linear import PackedHeads, PackedLinear, linear
 
 _SUM_BLOCK = 1024
@@ -30,6 +30,16 @@ def tile_of(program, num_row_tiles, num_column_tiles, ROWS: tl.constexpr):
     return first_row + inside % rows, inside // rows
 
 
+@triton.jit
+def _sum_of_parts(parts_ptr, bias_ptr, places, mask, num_parts, size, num_columns, HAS_BIAS):
+    total = tl.zeros([places.shape[0]], tl.float32)
+    for part in range(num_parts):
+        total += tl.load(parts_ptr + part * size + places, mask=mask, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + places % num_columns, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_parts"])
 def add_parts_kernel(
     out_ptr,
@@ -39,15 +49,27 @@ def add_parts_kernel(
     size,
     num_columns,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = places < size
-    total = tl.zeros([BLOCK], tl.float32)
-    for part in range(num_parts):
-        total += tl.load(parts_ptr + part * size + places, mask=mask, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + places % num_columns, mask=mask, other=0.0).to(tl.float32)
+    if ACTIVATION == "":
+        mask = places < size
+        total = _sum_of_parts(
+            parts_ptr, bias_ptr, places, mask, num_parts, size, num_columns, HAS_BIAS
+        )
+    else:
+        mask = places < size // 2
+        half = num_columns // 2
+        gates = places + places // half * half
+        sums = _sum_of_parts(
+            parts_ptr, bias_ptr, gates, mask, num_parts, size, num_columns, HAS_BIAS
+        )
+        ups = _sum_of_parts(
+            parts_ptr, bias_ptr, gates + half, mask, num_parts, size, num_columns, HAS_BIAS
+        )
+        stored = out_ptr.dtype.element_ty
+        total = gated_product(sums.to(stored), ups.to(stored), ACTIVATION)
     tl.store(out_ptr + places, total, mask=mask)
 
 
@@ -58,17 +80,20 @@ def new_parts(out: Tensor, num_parts: int) -> Tensor:
     return out.new_empty((num_parts, *out.shape), dtype=torch.float32)
 
 
-def add_parts(out: Tensor, parts: Tensor, bias: Tensor | None) -> None:
-    """out [T, M] = the sum of parts [S, T, M] plus bias [M]."""
-    size = out.numel()
-    add_parts_kernel[(triton.cdiv(size, _SUM_BLOCK),)](
+def add_parts(out: Tensor, parts: Tensor, bias: Tensor | None, activation: str = "") -> None:
+    """out [T, M] = the sum of parts [S, T, M] plus bias [M].
+
+    With an activation out is [T, M / 2], and the first half of the sums are gates.
+    """
+    add_parts_kernel[(triton.cdiv(out.numel(), _SUM_BLOCK),)](
         out,
         parts,
         out if bias is None else bias,
         len(parts),
-        size,
-        out.shape[1],
+        parts[0].numel(),
+        parts.shape[2],
         HAS_BIAS=bias is not None,
+        ACTIVATION=activation,
         BLOCK=_SUM_BLOCK,
     )
 

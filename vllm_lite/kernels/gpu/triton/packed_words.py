@@ -10,16 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from vllm_lite.kernels.gpu.triton.few_rows import no_tensors, output_of
 from vllm_lite.kernels.grouped_weight import CHUNK
 
-WARP = tl.constexpr(32)
 _CHUNK = tl.constexpr(CHUNK)
-
-
-@triton.jit
-def no_tensors():
-    """An empty tuple, to add tuples to."""
-    return ()
 
 
 @triton.jit
@@ -43,12 +37,21 @@ def _value(factor):
 
 @triton.jit
 def read(
-    planes, chunk, piece, lane, num_inputs, num_outputs, KIND: tl.constexpr, SPAN: tl.constexpr
+    planes,
+    chunk,
+    piece,
+    lane,
+    num_inputs,
+    num_outputs,
+    KIND: tl.constexpr,
+    LANES: tl.constexpr,
+    SPAN: tl.constexpr,
+    IS_GATED: tl.constexpr,
 ):
     """Words [threads, 4] of SPAN outputs, and then their factors by halves, as stored.
 
-    A thread has the chunk's bytes from `piece` on, and of every WARP / pieces outputs one from
-    `lane` on. Beyond the last chunk and input are those of the last: inputs are zeros there.
+    A thread has the chunk's bytes from `piece` on. Beyond the last chunk and input are those of
+    the last: inputs are zeros there.
     """
     HALVES: tl.constexpr = 8 // KIND.bits
     PIECES: tl.constexpr = KIND.bits // 2
@@ -57,14 +60,15 @@ def read(
     inside = tl.arange(0, 4)[None, :]
     found = no_tensors()
     for i in tl.static_range(SPAN):
-        output = tl.minimum(lane + i * (WARP // PIECES), num_outputs - 1)
+        output = tl.minimum(output_of(i, lane, num_outputs, LANES, SPAN, IS_GATED), num_outputs - 1)
         row = (tl.minimum(chunk, last_chunk) * num_outputs + output).to(tl.int64)
         found += (tl.load(words_ptr + (row * (PIECES * 4) + piece // 4)[:, None] + inside),)
     for half in tl.static_range(HALVES):
         first = chunk * _CHUNK + half * (_CHUNK // 2) + piece
         first = tl.minimum(first, num_inputs - 1)
         for i in tl.static_range(SPAN):
-            output = tl.minimum(lane + i * (WARP // PIECES), num_outputs - 1)
+            output = output_of(i, lane, num_outputs, LANES, SPAN, IS_GATED)
+            output = tl.minimum(output, num_outputs - 1)
             where = (first, output, num_outputs, KIND.group)
             found += _factor(planes.scales, planes.super_scales, *where, KIND.super)
             if KIND.has_zeros:

@@ -12,21 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
-from vllm_lite.kernels.gpu.triton.quantize import E4M3, INT8, as_stored, decode, format_of
+from vllm_lite.kernels.gpu.triton.quantize import INT8, as_stored, format_of
+from vllm_lite.kernels.gpu.triton.row_products import as_operand, row_product, takes
 from vllm_lite.kernels.reference.scaled_linear import outputs_per_scale
-
-
-@triton.jit
-def as_operand(codes, FORMAT: tl.constexpr, IS_NATIVE: tl.constexpr):
-    if FORMAT == INT8:
-        return codes
-    elif not IS_NATIVE:
-        return decode(codes, FORMAT)
-    elif FORMAT == E4M3:
-        return codes.to(tl.float8e4nv, bitcast=True)
-    else:
-        return codes.to(tl.float8e5, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_parts"])
@@ -115,9 +105,12 @@ def scaled_linear(
     weight_scales: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
+    activation: str = "",
 ) -> Tensor:
     num_rows, num_inputs = x.shape
     num_outputs, num_groups = len(weight), weight_scales.shape[1]
+    if takes(weight, num_rows, num_groups):
+        return row_product(x, weight, bias, out_dtype, activation, x_scales, weight_scales)
     kind = "int8" if x.dtype is torch.int8 else "fp8"
     group = num_inputs // num_groups if num_groups > 1 else 0
     tile = tuning.product_tile(f"{kind}_blocks" if group else kind, num_rows, x.device)
@@ -153,4 +146,4 @@ def scaled_linear(
     )
     if parts > 1:
         add_parts(out, to, bias)
-    return out
+    return act_and_mul(out, activation) if activation else out

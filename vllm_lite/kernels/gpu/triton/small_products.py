@@ -1,8 +1,7 @@
 """Products of few rows by weights in groups, in Triton: for decoding.
 
-A program has some outputs and a part of the inputs. Its warps take a chunk each at a time, and a
-thread multiplies 16 bytes of codes of several outputs by the same inputs; sums of float32 stay in
-the thread until the end. The next chunk's codes are asked for before this one's are multiplied.
+A thread multiplies 16 bytes of codes of several outputs by the same inputs, and asks for the next
+ones before.
 """
 
 from __future__ import annotations
@@ -15,41 +14,29 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import PackedWeight
-from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts
+from vllm_lite.kernels.gpu.triton.few_rows import (
+    MOST_ROWS,
+    THREADS,
+    by_four,
+    multiply,
+    no_tensors,
+    places_of,
+    store_totals,
+    totals_of,
+)
 from vllm_lite.kernels.gpu.triton.packed_values import kind_of, planes_of
 from vllm_lite.kernels.gpu.triton.packed_words import (
-    WARP,
     excess_of,
     exponents_of,
-    no_tensors,
     numbers_of,
     read,
     scales_of,
 )
 from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
 
-# Most rows of a product; a program has at most half of them.
-MOST_ROWS = 8
-_ROWS = 4
-# Chunks of a step, one for each warp, and outputs of a thread.
-_WARPS = 4
-_SPAN = 4
-# Programs for each processor, and parts of a sum.
-_PROGRAMS = 4
-_MOST_PARTS = 16
-
 _CHUNK = tl.constexpr(CHUNK)
 _PIECE = tl.constexpr(16)  # bytes of a thread's load
-
-
-@triton.jit
-def _by_byte(x):
-    """Inputs [threads, 8] of two words as four tensors [threads, 2], one for each byte."""
-    even, odd = tl.split(tl.reshape(x, [x.shape[0], 2, 2, 2]))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
+_THREADS = tl.constexpr(THREADS)
 
 
 @triton.jit
@@ -57,7 +44,7 @@ def _inputs(x_ptr, inputs, num_inputs):
     """Inputs [threads, 16] from `inputs` [threads, 8] on: a tuple of 8 tensors [threads, 2]."""
     low = tl.load(x_ptr + inputs, mask=inputs < num_inputs, other=0.0)
     high = tl.load(x_ptr + inputs + 8, mask=inputs + 8 < num_inputs, other=0.0)
-    return _by_byte(low.to(tl.float32)) + _by_byte(high.to(tl.float32))
+    return by_four(low.to(tl.float32)) + by_four(high.to(tl.float32))
 
 
 @triton.jit
@@ -91,70 +78,62 @@ def small_products_kernel(
     steps,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     ROWS: tl.constexpr,
     SPAN: tl.constexpr,
-    WARPS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     IS_EXACT: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    IS_GATED: tl.constexpr = ACTIVATION != ""
     HALVES: tl.constexpr = 8 // KIND.bits
-    # A warp has a chunk of LANES outputs; their codes lie side by side, in PIECES.
+    # An output's codes of a chunk lie side by side, in PIECES, and those of the next output follow.
     PIECES: tl.constexpr = KIND.bits // 2
-    LANES: tl.constexpr = WARP // PIECES
-    THREADS: tl.constexpr = WARP * WARPS
-    part = tl.program_id(1)
-    row = tl.program_id(2) * ROWS
-    first_output = tl.program_id(0) * (LANES * SPAN)
-    threads = tl.arange(0, THREADS)
+    CHUNKS: tl.constexpr = _THREADS // (PIECES * LANES)
+    threads = tl.arange(0, _THREADS)
     piece = threads % PIECES * _PIECE
-    lane = first_output + threads // PIECES % LANES
+    lane = threads // PIECES % LANES
+    chunks = threads // (PIECES * LANES)
     exponents = exponents_of(num_outputs)
     sums = no_tensors()
     for _ in tl.static_range(ROWS * SPAN):
-        sums += (tl.zeros([THREADS], tl.float32),)
+        sums += (tl.zeros([_THREADS], tl.float32),)
     FACTORS: tl.constexpr = (1 if KIND.has_zeros else 0) + (
         (2 if KIND.super > 0 else 1) * (2 if KIND.has_minimums else 1)
     )
     where = (piece, lane, num_inputs, num_outputs)
-    step = part * steps
+    step = tl.program_id(1) * steps
     last_step = step + steps - 1
-    stored = read(planes, step * WARPS + threads // WARP, *where, KIND, SPAN)
+    stored = read(planes, step * CHUNKS + chunks, *where, KIND, LANES, SPAN, IS_GATED)
     for _ in range(steps):
-        chunk = step * WARPS + threads // WARP
+        chunk = step * CHUNKS + chunks
         step = tl.minimum(step + 1, last_step)
-        next_stored = read(planes, step * WARPS + threads // WARP, *where, KIND, SPAN)
+        next_stored = read(planes, step * CHUNKS + chunks, *where, KIND, LANES, SPAN, IS_GATED)
         for half in tl.static_range(HALVES):
             first = chunk * _CHUNK + half * (_CHUNK // 2) + piece
-            xs = no_tensors()
-            x_sums = no_tensors()
-            for j in tl.static_range(ROWS):
-                x_row = x_ptr + tl.minimum(row + j, num_rows - 1).to(tl.int64) * x_stride
-                x = _inputs(x_row, first[:, None] + tl.arange(0, 8)[None, :], num_inputs)
-                xs += (x,)
-                x_sums += (_added(x),)
-            new_sums = no_tensors()
+            numbers = no_tensors()
+            scales = no_tensors()
             for i in tl.static_range(SPAN):
-                numbers = numbers_of(stored[i], planes, exponents, half, KIND, IS_EXACT)
+                numbers += (numbers_of(stored[i], planes, exponents, half, KIND, IS_EXACT),)
                 factors = stored[
                     SPAN + (half * SPAN + i) * FACTORS : SPAN + (half * SPAN + i + 1) * FACTORS
                 ]
-                scales, less = scales_of(factors, excess_of(half, KIND, IS_EXACT), KIND)
-                for j in tl.static_range(ROWS):
-                    product = _product(numbers, xs[j])
-                    new_sums += (sums[i * ROWS + j] + scales * product - less * x_sums[j],)
+                scales += (scales_of(factors, excess_of(half, KIND, IS_EXACT), KIND),)
+            new_sums = no_tensors()
+            for j in tl.static_range(ROWS):
+                x_row = x_ptr + tl.minimum(j, num_rows - 1).to(tl.int64) * x_stride
+                xs = _inputs(x_row, first[:, None] + tl.arange(0, 8)[None, :], num_inputs)
+                x_sum = _added(xs)
+                for i in tl.static_range(SPAN):
+                    scale, less = scales[i]
+                    product = _product(numbers[i], xs)
+                    new_sums += (sums[j * SPAN + i] + scale * product - less * x_sum,)
             sums = new_sums
         stored = next_stored
-    out_ptr += part.to(tl.int64) * num_rows * num_outputs
-    for i in tl.static_range(SPAN):
-        outputs = first_output + i * LANES + tl.arange(0, LANES)
-        is_output = outputs < num_outputs
-        for j in tl.static_range(ROWS):
-            by_lane = tl.reshape(sums[i * ROWS + j], [WARPS, LANES, PIECES])
-            total = tl.sum(tl.sum(by_lane, axis=2), axis=0)
-            if HAS_BIAS:
-                total += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)
-            if row + j < num_rows:
-                place = (row + j).to(tl.int64) * num_outputs + outputs
-                tl.store(out_ptr + place, total, mask=is_output)
+    totals = totals_of(sums, LANES, PIECES)
+    outputs, rows = places_of(num_outputs, LANES, SPAN, ROWS, IS_GATED)
+    store_totals(
+        out_ptr, totals, outputs, rows, bias_ptr, num_rows, num_outputs, HAS_BIAS, SPAN, ACTIVATION
+    )
 
 
 def takes(weight: PackedWeight, num_rows: int) -> TypeGuard[GroupedWeight]:
@@ -165,40 +144,27 @@ def takes(weight: PackedWeight, num_rows: int) -> TypeGuard[GroupedWeight]:
 
 
 def small_product(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, out_dtype: torch.dtype
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    activation: str = "",
 ) -> Tensor:
     """x [T, N] @ weight [M, N].T + bias [M]: [T, M]; T up to MOST_ROWS.
 
-    Columns of x are in the order of the weight's planes.
+    Columns of x are in the order of the weight's planes. With an activation, the result is
+    act_and_mul's, [T, M / 2].
     """
-    num_rows, num_outputs, num_inputs = len(x), weight.num_outputs, weight.num_inputs
-    rows = min(triton.next_power_of_2(num_rows), _ROWS)
-    row_tiles = triton.cdiv(num_rows, rows)
-    tiles = triton.cdiv(num_outputs, 64 // weight.bits * _SPAN)
-    steps = triton.cdiv(num_inputs, CHUNK * _WARPS)
-    wanted = _PROGRAMS * tuning.processor_count(x.device) // (tiles * row_tiles)
-    parts = max(1, min(wanted, steps, _MOST_PARTS))
-    part_steps = triton.cdiv(steps, parts)
-    parts = triton.cdiv(steps, part_steps)
-    out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
-    to = new_parts(out, parts)
-    small_products_kernel[(tiles, parts, row_tiles)](
-        to,
+    bits = weight.bits
+    return multiply(
+        small_products_kernel,
         x,
-        planes_of(weight),
-        out if bias is None else bias,
-        num_rows,
-        num_outputs,
-        num_inputs,
-        x.stride(0),
-        part_steps,
+        (weight.num_outputs, weight.num_inputs),
+        bits,
+        (64 // bits, 8 // bits),
+        (planes_of(weight),),
+        bias,
+        out_dtype,
+        activation,
         KIND=kind_of(weight),
-        HAS_BIAS=bias is not None and parts == 1,
-        ROWS=rows,
-        SPAN=_SPAN,
-        WARPS=_WARPS,
-        num_warps=_WARPS,
     )
-    if parts > 1:
-        add_parts(out, to, bias)
-    return out
