@@ -27,6 +27,7 @@ NOT_KERNELS = {
     "pack_heads",
     "pack_linear",
     "pack_quantized",
+    "penalize_tokens",
 }
 
 

@@ -102,12 +102,12 @@ def is_compiled() -> bool:
 
 def has_tiles() -> bool:
     """Whether the compiled kernels multiply bfloat16 on AMX tiles."""
-    return is_compiled() and str(_module().selected_isa()) == "amx"
+    return is_compiled() and str(compiled().selected_isa()) == "amx"
 
 
 def has_bfloat16_pairs() -> bool:
     """Whether the compiled kernels multiply bfloat16 inputs two at a time, grouped weights too."""
-    return is_compiled() and str(_module().selected_isa()) in ("amx", "avx512_bf16")
+    return is_compiled() and str(compiled().selected_isa()) in ("amx", "avx512_bf16")
 
 
 def set_num_threads(count: int) -> None:
@@ -116,7 +116,7 @@ def set_num_threads(count: int) -> None:
     if _plain_name is not None:
         torch.set_num_threads(count)
     else:
-        _module().set_num_threads(count)
+        compiled().set_num_threads(count)
 
 
 def describe() -> str:
@@ -125,7 +125,7 @@ def describe() -> str:
     kept = ", deterministic" if _deterministic else ""
     if _plain_name is not None:
         return f"{_plain_name}, {torch.get_num_threads()} threads{kept}"
-    module = _module()
+    module = compiled()
     return f"{module.selected_isa()}, {module.num_threads()} threads{kept}"
 
 
@@ -138,7 +138,7 @@ def read_bandwidth(tensors: Iterable[Tensor], max_seconds: float) -> float | Non
     ops()
     if _plain_name is not None:
         return None
-    read_seconds = _module().read_seconds
+    read_seconds = compiled().read_seconds
     speeds: list[float] = []
     num_bytes, seconds, left = 0, 0.0, max_seconds
     for tensor in tensors:
@@ -167,7 +167,7 @@ def _interpreted() -> Any:
 
 
 def _compiled(isa: str) -> Any:
-    module = _module()
+    module = compiled()
     supported = module.supported_isas()
     if isa == "auto":
         isa = supported[0]
@@ -179,7 +179,8 @@ def _compiled(isa: str) -> Any:
     return import_module("vllm_lite.kernels.cpu.ops")
 
 
-def _module() -> Any:
+def compiled() -> Any:
+    """The compiled kernels' module; raises UsageError where there is none."""
     try:
         import vllm_lite._cpu as _cpu
     except ImportError as error:

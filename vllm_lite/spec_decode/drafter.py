@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_lite.spec_decode.ngram import NgramDrafter
+from vllm_lite.spec_decode.suffix import SuffixDrafter
 
 if TYPE_CHECKING:
     from vllm_lite.config.speculative import SpeculativeConfig
@@ -39,9 +40,6 @@ def make_drafter(config: SpeculativeConfig) -> Drafter | None:
     if not config.num_drafts or not config.reads_texts:
         return None
     if config.method == "suffix":
-        # Its search is compiled; an engine without such drafts runs without it.
-        from vllm_lite.spec_decode.suffix import SuffixDrafter
-
         return SuffixDrafter(
             longest_match=config.suffix_decoding_max_tree_depth,
             num_texts=config.suffix_decoding_max_cached_requests,

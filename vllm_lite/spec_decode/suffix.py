@@ -8,11 +8,12 @@ csrc/cpu/suffix.cpp: a step of many requests has one for each.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_lite._cpu import TextStore, suffix_drafts
+from vllm_lite.kernels.dispatch import compiled
 
 Int32s = npt.NDArray[np.int32]
 
@@ -38,20 +39,22 @@ class SuffixDrafter:
         0 for none; `drafts_per_match`: drafts for each token that matches; `least_probability` of
         a draft, by the numbers of places.
         """
+        self._search = compiled()
         self._num_texts = num_texts
         self._rule = (longest_match, drafts_per_match, least_probability)
-        self._stores: OrderedDict[str, TextStore] = OrderedDict()
+        self._stores: OrderedDict[str, Any] = OrderedDict()
 
     def propose(self, token_ids: Int32s, most: int, scope: str) -> Int32s:
         """Up to `most` tokens that may follow a request's `token_ids` [L]."""
-        drafts = suffix_drafts(self._stores.get(scope), token_ids, most, *self._rule)
+        store = self._stores.get(scope)
+        drafts = self._search.suffix_drafts(store, token_ids, most, *self._rule)
         return np.array(drafts, np.int32)
 
     def remember(self, token_ids: Int32s, scope: str) -> None:
         """Take note of the `token_ids` [L] that a request of `scope` generated."""
         if not self._num_texts or len(token_ids) <= _PAIR:
             return
-        store = self._stores.pop(scope, None) or TextStore(self._num_texts, _CAPACITY)
+        store = self._stores.pop(scope, None) or self._search.TextStore(self._num_texts, _CAPACITY)
         self._stores[scope] = store
         store.add(token_ids)
         if len(self._stores) > _MOST_SCOPES:

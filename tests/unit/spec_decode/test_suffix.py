@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vllm_lite._cpu import TextStore
+from vllm_lite import _cpu
 from vllm_lite.spec_decode.suffix import SuffixDrafter
 
 TOKENS = st.lists(st.integers(0, 3), min_size=2, max_size=40)
@@ -81,7 +81,7 @@ def test_old_texts_are_forgotten() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=12), min_size=1, max_size=12))
 def test_a_small_ring_finds_only_what_it_holds(texts: list[list[int]]) -> None:
-    store = TextStore(100, 32)
+    store = _cpu.TextStore(100, 32)
     written: list[int] = []
     for text in texts:
         store.add(array(text))
