@@ -47,6 +47,8 @@ LAYERS: dict[str, int] = {
     "distributed": 3,
     "kernels": 3,
     "quantization": 3,
+    "spec_decode.drafter": 4,
+    "spec_decode.suffix": 4,
     "loader": 4,
     "layers": 4,
     "models": 5,
