@@ -69,7 +69,9 @@ struct Block32 : PlainCodes {
   static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
 
   static void codes(const uint8_t* block, int, uint8_t* out) {
-    const uint8_t* low = block + kLowAt;
+    // Of its own, so that compilers see that it is not written to.
+    uint8_t low[16];
+    memcpy(low, block + kLowAt, sizeof low);
     uint32_t high = 0;
     if (kFifthBit) memcpy(&high, block + kHighAt, sizeof high);
     for (int i = 0; i < 16; ++i) {

@@ -10,7 +10,20 @@ struct GroupCodes {
   alignas(64) uint8_t rows[kPanel][kQuantizedGroup];
   alignas(64) uint8_t lines[2][kGroupLines][kLine];
 
+  // Line by line where words can be gathered: a line that is written word by word and then read
+  // whole waits for all of its writes.
   void make_lines() {
+#if defined(__AVX2__)
+    const __m256i places = _mm256_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56);
+    for (int eight = 0; eight < kPanel / 8; ++eight) {
+      for (int i = 0; i < kGroupLines; ++i) {
+        const int* words = reinterpret_cast<const int*>(rows[8 * eight]) + i;
+        uint8_t* to = lines[eight / 2][i] + eight % 2 * 32;
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_i32gather_epi32(words, places, 4));
+      }
+    }
+    return;
+#endif
     for (int output = 0; output < kPanel; ++output) {
       for (int i = 0; i < kGroupLines; ++i) {
         memcpy(lines[output / kHalfPanel][i] + output % kHalfPanel * 4, rows[output] + i * 4, 4);
