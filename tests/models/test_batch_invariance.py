@@ -27,8 +27,8 @@ from vllm_lite.kernels import dispatch
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.worker import worker
+from vllm_lite.worker.batch import Batch, Computed
 from vllm_lite.worker.model_runner import ModelRunner
-from vllm_lite.worker.step_plan import StepPlan
 
 pytestmark = pytest.mark.skipif(not dispatch.is_compiled(), reason="a law of compiled kernels")
 
@@ -64,8 +64,9 @@ class _Runner(ModelRunner):
         assert torch.equal(largest.view(torch.int32), expected[1].view(torch.int32))
         return tokens, largest
 
-    def _choose(self, hidden: torch.Tensor, plan: StepPlan, *rest: Any) -> Any:
-        choice = super()._choose(hidden, plan, *rest)
+    def _choose(self, computed: Computed, batch: Batch, *rest: Any) -> Any:
+        choice = super()._choose(computed, batch, *rest)
+        plan = batch.plan
         for row, request_id in enumerate(plan.sampling_ids):
             if request_id == "mine":
                 self._kept[int(plan.sampled_positions[row])] = self._last[row].view(torch.int32)

@@ -191,10 +191,10 @@ def test_a_vector_that_is_not_finite_fails_alone(
         runner = llm.llm_engine._core.core._executor._worker._runner  # type: ignore[attr-defined]
         forward = runner._forward
 
-        def poisoned(batch: Any) -> torch.Tensor:
-            hidden = forward(batch)
-            hidden[0] = float("nan")
-            return hidden
+        def poisoned(batch: Any) -> Any:
+            computed = forward(batch)
+            computed.hidden[0] = float("nan")
+            return computed
 
         runner._forward = poisoned
         with pytest.raises(EngineGenerateError, match="no usable answer"):
