@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from kernels.limits import Limits, best, measure_limits
+from peers.machine import describe_machine
 from peers.shapes import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -183,7 +184,9 @@ def main() -> int:
                 f"{floor / step:>6.0%}"
             )
     if args.json:
-        args.json.write_text(json.dumps({"limits": asdict(limits), "rows": rows}, indent=1) + "\n")
+        told = {"machine": describe_machine(), "context": args.context}
+        told |= {"limits": asdict(limits), "rows": rows}
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
     return 0
 
 
