@@ -11,6 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
+if __name__ == "__main__":
+    # What is imported stays, so that looking for garbage meanwhile finds none: a sixth of a second.
+    gc.disable()
+
 import msgspec
 
 from vllm_lite.config.vllm import VllmConfig
