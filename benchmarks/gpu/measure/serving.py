@@ -102,7 +102,7 @@ def serving(place: Place) -> None:
 def tell_batching(
     place: Place, folder: Path, jobs: Sequence[Job], sizes: tuple[int, int], ours: float
 ) -> None:
-    """Tell what transformers' continuous batching makes of all requests in batches of each size."""
+    """Rows of transformers' continuous batching of all requests, by batches of each size."""
     give_back(place)  # what `generate` held, since the cache takes what is free
     model, best, what = rival_model(place, folder), 0.0, "transformers, continuous batching"
     # A host's free memory takes long to fill.
