@@ -96,7 +96,10 @@ def import_all() -> None:
 
 def dearest_imports(command: list[str], max_seconds: float) -> dict[str, Any]:
     """Seconds of `import torch`, of all imports, and of the dearest modules outside torch."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=max_seconds)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max_seconds)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"not done after {max_seconds:.0f} s"}
     if done.returncode:
         return {"failure": done.stderr.strip().splitlines()[-1]}
     # A module's line follows those of what it loads, which are deeper.
@@ -173,7 +176,7 @@ def startup(place: Any) -> None:
     found = dearest_imports(words, max(5.0, place.seconds_left()))
     say(f"  imports: {found}")
     before = statistics.median(sum(spent.values()) - spent["engine"] for spent in phases)
-    note = f"import torch: {found.get('torch_s', 0.0):.2f} s under -X importtime"
+    note = found.get("failure") or f"import torch: {found['torch_s']:.2f} s under -X importtime"
     work = f"start to where the engine begins, {MODEL}"
     place.tell(Row(SECTION, work, before, "s", note=note, details=found))
 
