@@ -20,11 +20,12 @@ from typing import Any
 import torch
 
 from measure.decode import decoding, gap_row, overhead_row
-from measure.engine import EngineCore, Job, add, engine, made_up, run
+from measure.engine import Job, add, engine, made_up, run
 from measure.place import Place, say
 from measure.report import TIMES, Row, one_line
 from measure.shapes import model_folder
 from measure.timeline import prepare
+from vllm_lite.engine.core.engine_core import EngineCore
 
 SECTION, MODEL = "serving", "Qwen3-0.6B"
 GOAL = 24.0
