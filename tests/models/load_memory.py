@@ -8,25 +8,45 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 from tests.models.runner import load
 from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.quantization.storage import stored_weights
 
+# Each holds a layer at a time.
+THREADS = 2
+# The C library keeps the freed end of a thread's heap, several megabytes after a load, and
+# malloc_trim skips it. Tensors that are mapped each by itself go back as they are freed; naming a
+# limit keeps the library from raising it.
+_MAPPED_FROM = 64 << 10
+_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_FROM),
+    "MALLOC_TRIM_THRESHOLD_": str(_MAPPED_FROM),
+}
+
 
 def memory_of_loading(path: Path, quantization: str | None) -> tuple[int, int, int]:
-    """Load in bfloat16; the most bytes held above those before, bytes stored, and readings."""
+    """Load in bfloat16 by THREADS; the most bytes held above those before, those stored, readings.
+
+    Raises CalledProcessError where the load fails.
+    """
     command = [sys.executable, "-m", "tests.models.load_memory", str(path), quantization or ""]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    environment = os.environ | _ENVIRONMENT
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=300, env=environment
+    )
     held, stored, readings = json.loads(done.stdout.splitlines()[-1])
     return held, stored, readings
 
 
 def own_bytes() -> int:
-    """Memory in use that no file is behind; what the allocator keeps for later is handed back."""
+    """Memory in use that no file is behind; what is kept of freed small blocks is handed back."""
     ctypes.CDLL(None).malloc_trim(0)
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
@@ -35,6 +55,7 @@ def own_bytes() -> int:
 
 def main() -> None:
     path, quantization = Path(sys.argv[1]), sys.argv[2] or None
+    torch.set_num_threads(THREADS)
     held: list[int] = []
     finish = ParallelLinear.process_weights_after_loading
 

@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from tests.models.checkpoints import make_model, save
-from tests.models.load_memory import memory_of_loading
+from tests.models.load_memory import THREADS, memory_of_loading
 from tests.models.quantized_checkpoints import Quantise, scaled, write_pair
 from tests.models.runner import load
 from tests.models.stored_codes import bitsandbytes, mx, nvfp4
@@ -139,9 +139,9 @@ def test_loading_holds_the_codes_and_the_layers_at_hand(name: str, tmp_path: Pat
     values = 12 * (512 * 512 * 3 + 512 * 1024 * 3)
     bits = {"nf4": 4.5, "fp8": 8, "q4_k": 4.5}[name]
     assert stored < 1.1 * values * bits / 8 + (1 << 20)
-    # Each of two threads has a layer's weights, codes and planes.
+    # Each thread has a layer's weights, codes and planes.
     largest = 2 * 512 * 1024
-    assert held < stored + 2 * 5 * largest + (4 << 20) < values * 2
+    assert held < stored + THREADS * 5 * largest + (2 << 20) < values * 2
 
 
 def formats(model: Any) -> dict[str, list[str]]:
