@@ -164,6 +164,7 @@ using TokenIds = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::devic
 std::span<const int32_t> span_of(const TokenIds& ids) { return {ids.data(), ids.size()}; }
 
 void define_suffixes(nb::module_& m) {
+  m.attr("DRAFT_PAIR") = kPair;
   nb::class_<TextStore>(m, "TextStore")
       .def(nb::init<int64_t, int64_t>())
       .def("add", [](TextStore& self, const TokenIds& ids) { self.add(span_of(ids)); })

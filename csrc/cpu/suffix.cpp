@@ -6,8 +6,6 @@
 namespace vllm_lite {
 namespace {
 
-// Texts are found by their last so many tokens.
-constexpr int64_t kPair = 2;
 // Places, the newest first, that are compared with a request's last tokens.
 constexpr size_t kMostPlaces = 64;
 // Between two texts of a store; no token has this id.

@@ -9,6 +9,9 @@
 
 namespace vllm_lite {
 
+// Texts are found by their last so many tokens; what is no longer has nothing behind them.
+inline constexpr int64_t kPair = 2;
+
 // The newest texts of a scope, in a ring, found by any two tokens that follow each other. Instead
 // of a suffix tree there are hash chains, as in DEFLATE (RFC 1951): a few bytes a token, and old
 // texts are overwritten.

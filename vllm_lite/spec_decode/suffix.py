@@ -17,8 +17,6 @@ from vllm_lite.kernels.dispatch import compiled
 
 Int32s = npt.NDArray[np.int32]
 
-# Texts are found by their last so many tokens.
-_PAIR = 2
 # Tokens that a scope's store holds, and how many scopes have one.
 _CAPACITY = 1 << 18
 _MOST_SCOPES = 64
@@ -52,7 +50,7 @@ class SuffixDrafter:
 
     def remember(self, token_ids: Int32s, scope: str) -> None:
         """Take note of the `token_ids` [L] that a request of `scope` generated."""
-        if not self._num_texts or len(token_ids) <= _PAIR:
+        if not self._num_texts or len(token_ids) <= self._search.DRAFT_PAIR:
             return
         store = self._stores.pop(scope, None) or self._search.TextStore(self._num_texts, _CAPACITY)
         self._stores[scope] = store
