@@ -34,8 +34,8 @@ from kernel_resources import HARMLESS_STACK, SHARED, resources
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
-from vllm_lite.kernels.gpu.triton.few_rows import MOST_ROWS
 from vllm_lite.kernels.gpu.triton.grouped_linear import MANY_ROWS
+from vllm_lite.kernels.gpu.triton.small_products import MOST_ROWS
 from vllm_lite.kernels.gpu.tuning import AttentionTile, ProductTile
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.reference.experts import ExpertStack
@@ -191,7 +191,7 @@ def main() -> None:
     is_dry = args.dry_run or not torch.cuda.is_available()
     if args.kind in GROUPED and args.rows >= MANY_ROWS:
         raise SystemExit(f"from {MANY_ROWS} rows on the whole weight is expanded: give fewer")
-    if args.kind in (*SCALED, *GROUPED) and args.rows <= MOST_ROWS:
+    if args.kind in GROUPED and args.rows <= MOST_ROWS:
         raise SystemExit(f"up to {MOST_ROWS} rows are multiplied without tiles: give more")
     if is_dry and args.write:
         raise SystemExit("--write needs a GPU: only what was measured is written")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -16,7 +15,6 @@ from triton.runtime.jit import JITFunction
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops, row_products
-from vllm_lite.kernels.gpu.triton.few_rows import MOST_ROWS
 from vllm_lite.kernels.gpu.triton.linear import add_parts
 from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.grouped_gguf import from_gguf
@@ -178,16 +176,17 @@ def launch_scaled(rows: int) -> None:
 
 def launch_few() -> None:
     """Launch linear layers of few rows, also by plain weights and with an activation."""
-    plain, most = torch.bfloat16, row_products.MOST_ROWS_OF
+    plain = torch.bfloat16
     weight = from_gguf(tensor(8192 * 16 * 160, dtype=torch.uint8), 3, 8192)
-    with processors(132), patch.dict(most, {plain: MOST_ROWS}):
+    with processors(132):
         for rows in (1, 4, 8):
             launch_scaled(rows)
             launch_grouped(rows)
-        for rows in (1, 8):
-            x = tensor(rows, 4096)
-            ops.gated_grouped_linear(x, weight, None, "silu")
+        for rows in (1, 4):
+            ops.gated_grouped_linear(tensor(rows, 4096), weight, None, "silu")
+        for rows in (1, row_products.MOST_ROWS):
             for outputs, activation in ((8192, "silu"), (4096, ""), (1024, "")):
+                x = tensor(rows, 4096)
                 ops.plain_linear(x, tensor(outputs, 4096), None, plain, activation)
         parts = tensor(3, 8, 8192, dtype=torch.float32)
         add_parts(tensor(8, 4096), parts, None, "silu")

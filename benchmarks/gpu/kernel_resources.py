@@ -85,9 +85,10 @@ def type_of(value: Any, place: tuple[int, ...], attributes: dict[tuple[int, ...]
 
 
 def describe(launch: Launch) -> str:
-    """The kernel's name and the constants it is compiled for."""
+    """The kernel's name and the constants it is compiled for, but those that follow the target."""
     kernel, _, kwargs = launch
-    sizes = [f"{k.lower()}={kwargs[k]}" for k in kernel.arg_names if k in kwargs]
+    names = (k for k in kernel.arg_names if k in kwargs and k != "IS_CHAINED")
+    sizes = [f"{k.lower()}={kwargs[k]}" for k in names]
     return f"{kernel.fn.__name__}({', '.join(sizes)})"
 
 

@@ -12,18 +12,14 @@ pytest.importorskip("triton")
 
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import few_rows, ops, row_products, scaled_linear
+from vllm_lite.kernels.gpu.triton import few_rows, ops, row_products
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.ops import GpuOps as reference
-from vllm_lite.kernels.reference.quantize import LARGEST
-from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.scaled import ScaledKernel
 from vllm_lite.quantization.unquantized import gated_kernel, plain_kernel
-
-NARROW = list(LARGEST)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -31,85 +27,30 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multiply plain weights here, not by torch, and as many rows by bytes."""
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, *NARROW):
-        monkeypatch.setitem(row_products.MOST_ROWS_OF, dtype, few_rows.MOST_ROWS)
-
-
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize(
-    ("rows", "outputs", "inputs", "group", "processors"),
-    [(1, 7, 2064, 0, 1000), (8, 20, 96, 0, 1), (2, 140, 256, SCALE_BLOCK, 1), (3, 6, 64, 16, 100)],
-)
-@pytest.mark.parametrize("activation", ["", "gelu_tanh"])
-def test_bytes_with_scales(
-    dtype: torch.dtype,
-    rows: int,
-    outputs: int,
-    inputs: int,
-    group: int,
-    processors: int,
-    activation: str,
-    all_rows: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    outputs += outputs % 2
-    monkeypatch.setattr(tuning, "processor_count", lambda _: processors)
-    monkeypatch.setattr(tuning, "has_float8", lambda _: processors > 1)
-    monkeypatch.setattr(scaled_linear, "scaled_linear_kernel", None)
-    x, x_scales = reference.quantize_rows(torch.randn(rows, inputs), dtype, group)
-    weight, scales = reference.quantize_rows(torch.randn(outputs, inputs), dtype, group)
-    if group == SCALE_BLOCK:
-        scales = scales[::SCALE_BLOCK].contiguous()
-    arguments = (x, x_scales, weight, scales, torch.randn(outputs), torch.float32, activation)
-    close(ops.scaled_linear(*arguments), reference.scaled_linear(*arguments))
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_every_number_of_eight_bits_is_exact(dtype: torch.dtype, all_rows: None) -> None:
-    numbers = torch.arange(256, dtype=torch.uint8).view(dtype).float()
-    numbers = numbers.where(numbers.isfinite(), 0.0)
-    one, ones = torch.ones(1, 1), torch.eye(16).to(dtype)
-    weight = numbers.view(16, 16).to(dtype)
-    ours = [ops.scaled_linear(x, one, weight, one, None, torch.float32) for x in ones.split([8, 8])]
-    assert torch.equal(torch.cat(ours).T, numbers.view(16, 16))
-    swapped = ops.scaled_linear(weight[:8], one, ones, one, None, torch.float32)
-    assert torch.equal(swapped, numbers.view(16, 16)[:8])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("activation", ["", "silu", "gelu"])
-@pytest.mark.parametrize(("rows", "processors"), [(1, 1000), (5, 1)])
+@pytest.mark.parametrize(("rows", "processors"), [(1, 1000), (3, 1)])
 def test_plain_weights(
     dtype: torch.dtype,
     activation: str,
     rows: int,
     processors: int,
-    all_rows: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tuning, "processor_count", lambda _: processors)
     monkeypatch.setattr(row_products, "_torch_product", None)
+    monkeypatch.setattr(row_products, "MOST_ROWS", rows)
     x, weight, bias = torch.randn(rows, 1096), torch.randn(6, 1096), torch.randn(6)
     arguments = (x.to(dtype), weight.to(dtype), bias.to(dtype), torch.float32, activation)
     close(ops.plain_linear(*arguments), reference.plain_linear(*arguments))
 
 
-def test_torch_has_plain_weights_until_ours_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_products, "row_product", None)
-    x, weight = torch.randn(2, 64), torch.randn(6, 64)
-    for dtype in (torch.float16, torch.bfloat16):
-        arguments = (x.to(dtype), weight.to(dtype), None, dtype)
-        assert torch.equal(ops.plain_linear(*arguments), torch.nn.functional.linear(*arguments[:2]))
-
-
-@pytest.mark.parametrize(("inputs", "rows", "groups"), [(72, 1, 1), (64, 5, 1), (96, 1, 12)])
-def test_other_weights_are_multiplied_by_tiles(inputs: int, rows: int, groups: int) -> None:
-    for dtype in NARROW:
-        weight = torch.zeros(6, inputs).to(dtype)
-        assert not row_products.takes(weight, rows, groups)
+@pytest.mark.parametrize(
+    ("inputs", "rows", "dtype"), [(68, 1, "half"), (64, 3, "half"), (64, 1, "float")]
+)
+def test_torch_multiplies_by_other_weights(inputs: int, rows: int, dtype: str) -> None:
+    assert not row_products.takes(torch.zeros(6, inputs, dtype=getattr(torch, dtype)), rows)
+    assert row_products.takes(torch.zeros(6, 64, dtype=torch.half), 1)
 
 
 @pytest.mark.parametrize("processors", [1000, 1])
@@ -155,13 +96,11 @@ def test_activations_are_fused_behind_kernels(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dispatch, "_plain_name", "Triton")
     grouped = make_grouped(torch.randint(16, (8, 64), dtype=torch.uint8), torch.rand(8, 2), 4, 8)
     parts = GroupedParts((GroupedPart(grouped, 2),), 8, 64)
-    codes, scales = reference.quantize_rows(torch.randn(8, 64), torch.int8, 16)
     x = torch.randn(2, 64, dtype=torch.half)
     for kernel in (
         plain_kernel(torch.randn(8, 64, dtype=torch.half), None, None),
         GroupedKernel(grouped, None, None, ops),
         QuantizedKernel(parts, None, None, ops),
-        ScaledKernel(codes, scales, None, None, ops, group_size=16),
     ):
         fused = gated_kernel(kernel, "gelu")
         assert fused is not None

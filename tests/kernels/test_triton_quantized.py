@@ -140,7 +140,10 @@ def test_split_sums_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> Non
     arguments = (x, x_scales, weight, scales, torch.randn(30), torch.float16)
     whole = ops.scaled_linear(*arguments)
     monkeypatch.setattr(tuning, "processor_count", lambda _: 100)
-    assert tuning.num_splits(1, 1300, 128, 100) == 2
+    assert tuning.num_splits(1, 4, 2, 1300, 128, 100) == 2
+    assert tuning.num_splits(64, 4, 8, 4096, 128, 132) == 8  # 4 programs of 4 warps a processor
+    assert tuning.num_splits(64, 4, 64, 4096, 128, 132) == 4  # sums take as much as weights
+    assert tuning.num_splits(448, 4, 8, 4096, 128, 132) == 1
     torch.testing.assert_close(ops.scaled_linear(*arguments), whole)
 
 

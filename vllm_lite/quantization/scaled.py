@@ -48,27 +48,19 @@ class ScaledKernel:
         name = str(self.codes.dtype).removeprefix("torch.")
         return (StoredWeight(name, self.codes.nbytes + self.scales.nbytes, self.codes),)
 
-    def __call__(self, x: Tensor, activation: str = "") -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.input_scale is None:
             codes, scales = self.ops.quantize_rows(x, self.codes.dtype, self.group_size)
         else:
             codes = self.ops.quantize_by_scale(x, self.input_scale, self.codes.dtype)
             scales = self.input_scale.view(1, 1)
-        return self.of_codes(codes, scales, x.dtype, activation)
+        return self.of_codes(codes, scales, x.dtype)
 
-    def of_codes(
-        self, codes: Tensor, scales: Tensor, dtype: torch.dtype, activation: str = ""
-    ) -> Tensor:
+    def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         """Multiply quantised activations; dtype is theirs before quantisation."""
         out_dtype = dtype if self.out_dtype is None else self.out_dtype
         by = (self.codes, self.scales, self.bias)
-        return self.ops.scaled_linear(codes, scales, *by, out_dtype, activation)
-
-    def gated(self, activation: str) -> LinearKernel | None:
-        """See `gated_kernel`; where rows have a scale each, an activation rounds them instead."""
-        if of_rows(self) is not None:
-            return None
-        return lambda x: self(x, activation)
+        return self.ops.scaled_linear(codes, scales, *by, out_dtype)
 
 
 def of_rows(kernel: LinearKernel) -> ScaledKernel | None:

@@ -20,6 +20,8 @@ TABLES = Path(__file__).with_name("tuned")
 # Whether splits must not depend on the batch.
 _is_fixed = False
 OLDEST_TARGET = 80
+# Of a processor, where products read weights.
+_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,17 @@ def attention_tile(kind: str, head_size: int, device: torch.device) -> Attention
     return AttentionTile(**found["tile"])
 
 
-def num_splits(num_tiles: int, num_inputs: int, block_k: int, num_processors: int) -> int:
-    """Number of parts to split sums into so that every processor has a tile.
+def num_splits(
+    num_tiles: int, num_warps: int, num_rows: int, num_inputs: int, block_k: int, processors: int
+) -> int:
+    """Number of parts to split sums of `num_inputs` products into, for tiles of a few rows.
 
-    A part keeps at least four steps of block_k inputs, so that loads still overlap.
+    Each processor gets programs of warps enough to hide what they wait for. A part keeps at least
+    four steps of block_k inputs, so that loads still overlap, and all parts' sums are less to
+    write and read than 8-bit weights.
     """
-    if 2 * num_tiles > num_processors:
-        return 1
-    return max(1, min(num_processors // num_tiles, num_inputs // (4 * block_k), 16))
+    wanted = processors * max(1, _WARPS // num_warps) // num_tiles
+    return max(1, min(wanted, num_inputs // (4 * block_k), num_inputs // (16 * num_rows), 16))
 
 
 @cache

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.reference.elementwise import act_and_mul
-
 # Side of a block that shares a scale in checkpoints with block scales.
 SCALE_BLOCK = 128
 
@@ -18,13 +16,12 @@ def scaled_linear(
     weight_scales: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
-    activation: str = "",
 ) -> Tensor:
     """Return x [T, N] times weight [M, N] transposed, both int8 or both fp8, with scales: [T, M].
 
     x_scales is [T, G], or [1, 1] for all of x. weight_scales is [M, G], [1, G], or one row for
     each SCALE_BLOCK outputs. A group's sums are exact for int8 and float32 for fp8; then scales,
-    bias [M] and one rounding. With an activation, act_and_mul follows: [T, M / 2].
+    bias [M] and one rounding.
     """
     num_outputs, num_inputs = weight.shape
     num_groups = weight_scales.shape[1]
@@ -38,8 +35,7 @@ def scaled_linear(
         total += product * x_scales[:, group, None] * wide[:, group]
     if bias is not None:
         total += bias.double()
-    product = total.to(out_dtype)
-    return act_and_mul(product, activation) if activation else product
+    return total.to(out_dtype)
 
 
 def outputs_per_scale(num_outputs: int, weight_scales: Tensor) -> int:

@@ -11,7 +11,6 @@ Tiles of keys are independent of the cache's block size: each row looks up its b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,19 +19,19 @@ from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.attention_splits import (
+    choose_tiling,
     find_request,
     first_tile,
     merge,
     num_splits,
     room_for_partials,
 )
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.latent_attention import latent_attention
 from vllm_lite.kernels.gpu.triton.quantize import decode, load_scales, stored_numbers
 from vllm_lite.kernels.reference.cache import are_latents, value_size_of
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
-# Names in tuning tables of what is not plain 16-bit attention.
-_KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
 
 
 @triton.jit
@@ -170,7 +169,9 @@ def paged_attention_kernel(
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     # Prompts' last tiles have the most keys, and begin first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0) if BLOCK_Q > 1 else tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -286,56 +287,6 @@ def paged_attention_kernel(
         tl.store(out_ptr + place[:, None] + columns[None, :], acc, mask=out_mask)
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Queries, rows, keys and columns of a tile, and its launch options."""
-
-    block_q: int
-    block_m: int
-    block_n: int
-    block_d: int
-    num_warps: int
-    num_stages: int
-
-    def num_tiles(self, num_tokens: int, num_requests: int) -> int:
-        """Enough tiles for requests of any lengths; surplus programs return at once."""
-        return num_tokens // self.block_q + (0 if self.block_q == 1 else num_requests)
-
-    def launch(self) -> dict[str, int]:
-        """The tiling as a launch's arguments."""
-        return {
-            "BLOCK_Q": self.block_q,
-            "BLOCK_M": self.block_m,
-            "BLOCK_N": self.block_n,
-            "BLOCK_D": self.block_d,
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-        }
-
-
-def choose_tiling(
-    group: int, head_size: int, is_decode: bool, item_size: int, on: torch.device
-) -> Tiling:
-    """Choose the tile for `group` query heads a kv-head; items have `item_size` bytes.
-
-    item_size is 4 for float32 queries, 1 for an 8-bit cache, and 2 otherwise.
-    Decode uses the fewest rows of a matrix instruction, prefill what registers hold; larger
-    groups use more.
-    """
-    kind = ("decode" if is_decode else "prefill") + _KIND_OF_ITEMS[item_size]
-    tile = tuning.attention_tile(kind, head_size, on)
-    block_d = max(16, triton.next_power_of_2(head_size))
-    block_m = max(tile.rows, triton.next_power_of_2(group))
-    return Tiling(
-        block_q=1 if is_decode else block_m // group,
-        block_m=block_m,
-        block_n=tile.keys,
-        block_d=block_d,
-        num_warps=tile.num_warps if block_m == tile.rows else max(tile.num_warps, 8),
-        num_stages=tile.num_stages,
-    )
-
-
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -393,7 +344,7 @@ def paged_attention(
         FORMAT=number_format,
         **_terms(sliding_window, is_chunked, logits_soft_cap, alibi_slopes, sinks),
         IS_SPLIT=splits > 1,
-        **tiling.launch(),
+        **(tiling.launch() | chained(query.device)),
     )
     return out if splits == 1 else merge(out, partial, query_start_loc, tiling.block_d)
 

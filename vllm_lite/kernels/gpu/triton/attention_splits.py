@@ -6,11 +6,18 @@ split of its keys, and a second kernel merges the results.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+
+# Names in tuning tables of what is not plain 16-bit attention.
+_KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
 # Measured on an H100 (benchmarks/NOTES.md).
 _MIN_SPLIT_KEYS = 64
 _MAX_SPLITS = 32
@@ -51,7 +58,9 @@ def merge_splits_kernel(
     SPLITS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)  # token * H + head
     # Of a token of no request nothing was written; it gets zeros.
     is_token = row // num_heads < tl.load(query_start_loc_ptr + num_requests)
@@ -72,6 +81,56 @@ def merge_splits_kernel(
     whole = tl.sum(total * keep, axis=0)
     out = tl.sum(acc * keep[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
     tl.store(out_ptr + row * HEAD_SIZE + columns, out, mask=is_column)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Queries, rows, keys and columns of a tile, and its launch options."""
+
+    block_q: int
+    block_m: int
+    block_n: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+
+    def num_tiles(self, num_tokens: int, num_requests: int) -> int:
+        """Enough tiles for requests of any lengths; surplus programs return at once."""
+        return num_tokens // self.block_q + (0 if self.block_q == 1 else num_requests)
+
+    def launch(self) -> dict[str, int]:
+        """The tiling as a launch's arguments."""
+        return {
+            "BLOCK_Q": self.block_q,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_D": self.block_d,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+        }
+
+
+def choose_tiling(
+    group: int, head_size: int, is_decode: bool, item_size: int, on: torch.device
+) -> Tiling:
+    """Choose the tile for `group` query heads a kv-head; items have `item_size` bytes.
+
+    item_size is 4 for float32 queries, 1 for an 8-bit cache, and 2 otherwise.
+    Decode uses the fewest rows of a matrix instruction, prefill what registers hold; larger
+    groups use more.
+    """
+    kind = ("decode" if is_decode else "prefill") + _KIND_OF_ITEMS[item_size]
+    tile = tuning.attention_tile(kind, head_size, on)
+    block_d = max(16, triton.next_power_of_2(head_size))
+    block_m = max(tile.rows, triton.next_power_of_2(group))
+    return Tiling(
+        block_q=1 if is_decode else block_m // group,
+        block_m=block_m,
+        block_n=tile.keys,
+        block_d=block_d,
+        num_warps=tile.num_warps if block_m == tile.rows else max(tile.num_warps, 8),
+        num_stages=tile.num_stages,
+    )
 
 
 def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
@@ -102,5 +161,6 @@ def merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -
         SPLITS=triton.next_power_of_2(splits),
         HEAD_SIZE=out.shape[2],
         BLOCK_D=block_d,
+        **chained(out.device),
     )
     return out

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+
 _BLOCK = 1024
 
 
@@ -56,7 +58,9 @@ def activation_kernel(
     ACTIVATION: tl.constexpr,
     IS_GATED: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -289,6 +293,7 @@ def _activate(x: Tensor, name: str, out: Tensor, *, is_gated: bool) -> Tensor:
         ACTIVATION=name,
         IS_GATED=is_gated,
         BLOCK=_BLOCK,
+        **chained(x.device),
     )
     return out
 

@@ -17,11 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.triton.chained import chained
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
 from vllm_lite.kernels.gpu.triton.linear import add_parts
 
-# Most rows of a product.
-MOST_ROWS = 8
 _WARPS = 4
 THREADS = 32 * _WARPS
 # Bits that a thread reads at once.
@@ -44,6 +43,16 @@ def by_four(x):
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
+
+
+@triton.jit
+def sum_of_products(numbers, xs):
+    """The sums [threads] of products of two tuples of tensors [threads, n]."""
+    COUNT: tl.constexpr = len(xs)
+    total = numbers[0] * xs[0]
+    for i in tl.static_range(1, COUNT):
+        total += numbers[i] * xs[i]
+    return tl.sum(total, axis=1)
 
 
 @triton.jit
@@ -181,8 +190,8 @@ def multiply(
     """
     num_rows, (num_outputs, num_inputs) = len(x), weight_shape
     rows = triton.next_power_of_2(num_rows)
-    # Inputs are converted once for a span, and sums of many rows fill the registers.
-    spans = (4 if rows <= 4 else 2, 2 if activation or rows >= 4 else 1)
+    # Inputs are converted once for a span.
+    spans = (4, 2 if activation or rows >= 4 else 1)
     processors = tuning.processor_count(x.device)
     cut = Cut.of(weight_shape, bits, lanes, spans, processors)
     columns = num_outputs // 2 if activation else num_outputs
@@ -206,6 +215,7 @@ def multiply(
         LANES=cut.lanes,
         num_warps=_WARPS,
         **constants,
+        **chained(x.device),
     )
     if not is_whole:
         add_parts(out, to, bias, activation)

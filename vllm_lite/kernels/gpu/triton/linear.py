@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, gated_product
 from vllm_lite.kernels.reference.linear import PackedHeads, PackedLinear, linear
 
@@ -51,7 +52,9 @@ def add_parts_kernel(
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if ACTIVATION == "":
         mask = places < size
@@ -95,6 +98,7 @@ def add_parts(out: Tensor, parts: Tensor, bias: Tensor | None, activation: str =
         HAS_BIAS=bias is not None,
         ACTIVATION=activation,
         BLOCK=_SUM_BLOCK,
+        **chained(out.device),
     )
 
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import activated
 
 # Elements of a row that a program multiplies where there is no norm.
@@ -53,7 +54,9 @@ def norm_kernel(
     IS_CENTERED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     token = tl.program_id(0).to(tl.int64) // num_heads
     head = tl.program_id(0) % num_heads
     out_ptr += token * out_stride + head * out_head_stride
@@ -80,7 +83,9 @@ def add_norm_kernel(
     IS_CENTERED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -207,6 +212,7 @@ def _norm(
         HAS_BIAS=bias is not None,
         BLOCK=block,
         num_warps=warps_for(block),
+        **chained(x.device),
     )
     return out
 
@@ -235,13 +241,14 @@ def _add_norm(
         HAS_BIAS=bias is not None,
         BLOCK=block,
         num_warps=warps_for(block),
+        **chained(x.device),
     )
     return x, residual
 
 
 def warps_for(block: int) -> int:
     """Warps for about 16 elements a thread, within a program's limits."""
-    return min(16, max(1, block // 512))
+    return min(32, max(1, block // 512))
 
 
 @triton.jit

@@ -136,8 +136,11 @@ def _plane_codes(ptr, row, mask, half: tl.constexpr, BITS: tl.constexpr):
     inside = tl.arange(0, _INPUTS)
     ptrs = ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
     packed = tl.load(ptrs, mask=mask, other=0).to(tl.int32)
-    shifts = ((inside // BYTES) * 2 + half) * BITS
-    return (packed >> shifts[:, None]) & (2**BITS - 1)
+    if BYTES == _INPUTS:
+        packed >>= half * BITS
+    else:
+        packed >>= (((inside // BYTES) * 2 + half) * BITS)[:, None]
+    return packed & (2**BITS - 1)
 
 
 @triton.jit
@@ -205,7 +208,8 @@ def _grouped_values(
     if KIND.has_table:
         values = tl.load(planes.table + codes, mask=is_output[None, :], other=0.0)
     else:
-        values = (codes - KIND.offset).to(tl.float32)
+        # In the mantissa of a float from 2**23 on, a code needs no conversion.
+        values = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (2.0**23 + KIND.offset)
     if KIND.has_zeros:
         values -= _by_group(
             planes.zeros, planes.zeros, first, outputs, is_output, num_inputs, num_outputs, GROUP, 0

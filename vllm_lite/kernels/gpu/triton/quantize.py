@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
 from vllm_lite.kernels.gpu.triton.norm import warps_for
 from vllm_lite.kernels.reference.cache import has_row_scales
@@ -153,7 +154,9 @@ def quantize_rows_kernel(
     LARGEST_NUMBER: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     inside = tl.arange(0, BLOCK)
@@ -175,7 +178,9 @@ def quantize_by_scale_kernel(
     LARGEST_NUMBER: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -201,7 +206,9 @@ def norm_quantize_kernel(
     LARGEST_NUMBER: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -240,6 +247,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tuple[T
         BLOCK=block,
         num_warps=warps_for(block),
         enable_fp_fusion=False,
+        **chained(x.device),
     )
     return codes, scales
 
@@ -258,6 +266,7 @@ def quantize_by_scale(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         FORMAT=format_of(dtype),
         BLOCK=block,
         enable_fp_fusion=False,
+        **chained(x.device),
     )
     return codes
 
@@ -297,6 +306,7 @@ def _norm_quantized(
         BLOCK=block,
         num_warps=warps_for(block),
         enable_fp_fusion=False,
+        **chained(x.device),
     )
     return codes, scales
 
@@ -312,7 +322,9 @@ def gated_quantize_kernel(
     LARGEST_NUMBER: tl.constexpr,
     FORMAT: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -343,5 +355,6 @@ def act_and_mul_quantized(x: Tensor, name: str, dtype: torch.dtype) -> tuple[Ten
         BLOCK=block,
         num_warps=warps_for(block),
         enable_fp_fusion=False,
+        **chained(x.device),
     )
     return codes, scales

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.norm import warps_for
 
 
@@ -94,7 +95,9 @@ def rotate_and_cache_kernel(
     BLOCK_REST: tl.constexpr,
     IS_NEOX: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slot_mapping_ptr + token)
@@ -178,4 +181,5 @@ def rotate_and_cache(
         IS_NEOX=is_neox,
         HAS_NORM=weights is not None,
         num_warps=warps_for(block),
+        **chained(heads.device),
     )

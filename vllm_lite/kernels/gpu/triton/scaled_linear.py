@@ -12,11 +12,23 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
-from vllm_lite.kernels.gpu.triton.quantize import INT8, as_stored, format_of
-from vllm_lite.kernels.gpu.triton.row_products import as_operand, row_product, takes
+from vllm_lite.kernels.gpu.triton.quantize import E4M3, INT8, as_stored, decode, format_of
 from vllm_lite.kernels.reference.scaled_linear import outputs_per_scale
+
+
+@triton.jit
+def _as_operand(codes, FORMAT: tl.constexpr, IS_NATIVE: tl.constexpr):
+    """Codes as what instructions take; fp8 that none takes becomes float16, exactly."""
+    if FORMAT == 0 or FORMAT == INT8:
+        return codes
+    elif not IS_NATIVE:
+        return decode(codes, FORMAT)
+    elif FORMAT == E4M3:
+        return codes.to(tl.float8e4nv, bitcast=True)
+    else:
+        return codes.to(tl.float8e5, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_parts"])
@@ -43,7 +55,9 @@ def scaled_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row_tile, column_tile = tile_of(
         tl.program_id(0), tl.cdiv(num_rows, BLOCK_M), tl.cdiv(num_outputs, BLOCK_N), 8
     )
@@ -70,8 +84,8 @@ def scaled_linear_kernel(
         is_input = first + inside < end
         x = tl.load(x_ptrs + first, mask=is_row[:, None] & is_input[None, :], other=0)
         weight = tl.load(weight_ptrs + first, mask=is_input[:, None] & is_output[None, :], other=0)
-        x = as_operand(x, FORMAT, IS_NATIVE)
-        weight = as_operand(weight, FORMAT, IS_NATIVE)
+        x = _as_operand(x, FORMAT, IS_NATIVE)
+        weight = _as_operand(weight, FORMAT, IS_NATIVE)
         if GROUP > 0:
             group = first // GROUP
             x_scale = tl.load(x_scale_ptrs + group, mask=is_row, other=0.0)
@@ -105,12 +119,9 @@ def scaled_linear(
     weight_scales: Tensor,
     bias: Tensor | None,
     out_dtype: torch.dtype,
-    activation: str = "",
 ) -> Tensor:
     num_rows, num_inputs = x.shape
     num_outputs, num_groups = len(weight), weight_scales.shape[1]
-    if takes(weight, num_rows, num_groups):
-        return row_product(x, weight, bias, out_dtype, activation, x_scales, weight_scales)
     kind = "int8" if x.dtype is torch.int8 else "fp8"
     group = num_inputs // num_groups if num_groups > 1 else 0
     tile = tuning.product_tile(f"{kind}_blocks" if group else kind, num_rows, x.device)
@@ -119,7 +130,9 @@ def scaled_linear(
         launch["BLOCK_K"] = min(group, tile.block_k)
     tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
     processors = tuning.processor_count(x.device)
-    parts = tuning.num_splits(tiles, num_inputs, launch["BLOCK_K"], processors)
+    parts = tuning.num_splits(
+        tiles, tile.num_warps, num_rows, num_inputs, launch["BLOCK_K"], processors
+    )
     out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
     to = new_parts(out, parts)
     scaled_linear_kernel[(tiles, parts)](
@@ -143,7 +156,8 @@ def scaled_linear(
         IS_NATIVE=tuning.has_float8(x.device),
         HAS_BIAS=bias is not None and parts == 1,
         **launch,
+        **chained(x.device),
     )
     if parts > 1:
         add_parts(out, to, bias)
-    return act_and_mul(out, activation) if activation else out
+    return out
