@@ -46,7 +46,7 @@ SECTIONS = (
     Section("a", "correctness", "kernels", 170),
     Section("a", "attention", "decode_attention", 60, True),
     Section("a", "attention", "prefill_attention", 45, True),
-    Section("a", "products", "few_rows", 30, True),
+    Section("a", "products", "few_rows", 60, True),
     Section("b", "decode", "llama_8b", 100, True),
     Section("b", "serving", "serving", 150),
     Section("b", "decode", "other_shapes", 60, True),
