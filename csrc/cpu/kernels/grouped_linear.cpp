@@ -231,10 +231,8 @@ static inline BitsVec load_numbers(const uint32_t* from) {
 template <class Order, int kRows>
 void multiply_tile(const Span<Order>& span, bool has_minimum, int v, const typename Order::X* x,
                    SegmentOfX of_x, float* results) {
-  Totals<kRows> totals;
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) memcpy(totals[r], results + r * kPanel + v * kLanes, sizeof totals[r]);
   const typename Order::X* numbers = span.numbers + v * kLanes;
+  results += v * kLanes;
   for (int segment = 0; segment < span.num_segments; ++segment, ++of_x) {
     Sums<Order, kRows> even, odd;
     begin_segment<Order, kRows>(even, odd, of_x);
@@ -251,11 +249,21 @@ void multiply_tile(const Span<Order>& span, bool has_minimum, int v, const typen
         }
       }
     }
+    // Between segments totals are in memory: registers are for sums.
+    Totals<kRows> totals;
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int k = 0; k < kTileVectors; ++k) totals[r][k] = load(results + r * kPanel + k * kLanes);
+    }
     const GroupScale of[kTileVectors] = {span.scales[segment][v], span.scales[segment][v + 1]};
     add_segment<Order, kRows>(even, odd, of, has_minimum, of_x, totals);
-  }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) memcpy(results + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int k = 0; k < kTileVectors; ++k) store(results + r * kPanel + k * kLanes, totals[r][k]);
+    }
+  }
 }
 
 template <class Order, int kRows = Order::kTileRows>
