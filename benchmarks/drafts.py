@@ -4,7 +4,7 @@
     python benchmarks/drafts.py --works edit --quantization gguf   beside llama.cpp (`make peers`)
     python benchmarks/drafts.py --works large --rounds 5              a draft model for one of 1.1B
 
-Works: `edit`, where the demo model copies a text; `chat` at 1, 8 and 64 streams, which repeats
+Works: `edit`, where the demo model copies a text; `chat` at 1, 8, 32 and 64 streams, which repeats
 little (64 ask the same in each round, whose answers `suffix` remembers); `json`, one stream under
 a strict schema with long keys, where only the schema drafts. Every engine generates the same
 tokens, which is checked. `large` has made-up weights, and drafts that are kept by chance. `again`
@@ -92,6 +92,7 @@ def make_works(tokens: int) -> dict[str, Work]:
         "edit": Work([copied], free),
         "chat 1": Work(chats, free),
         "chat 8": Work(chats, free, 8),
+        "chat 32": Work(chats, free, 32),
         "chat 64": Work(chats, free, 64),
         "json": Work(["Four orders as JSON:\n"], constrained),
         "large": Work(chats, free),
@@ -209,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--quantization")
-    parser.add_argument("--works", default="edit,chat 1,chat 8,chat 64,json")
+    parser.add_argument("--works", default="edit,chat 1,chat 8,chat 32,chat 64,json")
     parser.add_argument("--drafts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=10)
