@@ -41,13 +41,10 @@ def start_once(device: str, model: str, options: dict[str, Any]) -> None:
 
     plain_structs.install()
     from vllm_lite.config.engine_args import EngineArgs
-    from vllm_lite.executor.cuda_context import begin_context
 
     fixed = {"skip_tokenizer_init": True, "disable_log_stats": True, "async_scheduling": True}
     args = EngineArgs(model=model, device=device, **fixed, **options)
     config = args.create_engine_config("llm")
-    if device == "cuda":
-        begin_context()
     stamps.append(("configuration", time.time()))
     import torch  # noqa: F401
 

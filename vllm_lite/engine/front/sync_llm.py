@@ -31,7 +31,6 @@ from vllm_lite.engine.link.messages import (
     WakeUp,
 )
 from vllm_lite.errors import EngineDeadError, RequestError, UsageError
-from vllm_lite.executor.cuda_context import begin_context
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import AnyOutput
@@ -88,8 +87,6 @@ class LLMEngine:
         if multiprocess is None:
             multiprocess = envs.VLLM_ENABLE_V1_MULTIPROCESSING
         if not multiprocess:
-            if config.device == "cuda":
-                begin_context()
             # Imported here: it needs modules of the engine core that only a core's process has.
             from vllm_lite.engine.link.inproc_client import InprocClient
 
