@@ -149,6 +149,45 @@ __attribute__((noinline)) void make_from_float8() {
   }
 }
 
+// Codes of kBits by pairs, as above.
+template <int kBits>
+struct Coded {
+  static constexpr int kPairsOfWord = 16 / kBits, kBytes = kInputs * kOutputs * kBits / 8;
+  __m512i values = _mm512_load_si512(table);
+
+  // Pair `p` of a word, known when this is compiled.
+  __m512i pairs(int word, int k, int p) const {
+    const __m512i words = _mm512_loadu_si512(codes + (word * kVectors + k) * 64);
+    return _mm512_permutexvar_epi16(_mm512_srli_epi32(words, kBits * p), values);
+  }
+};
+
+// One row by numbers as they are made; a segment's even and odd pairs have sums of their own.
+template <int kBits>
+__attribute__((noinline)) void multiply_one_row(const uint32_t* row, int num_segments) {
+  const Coded<kBits> coded;
+  constexpr int kPairsOfWord = Coded<kBits>::kPairsOfWord;
+  const int count = kPairs / num_segments / kPairsOfWord;
+  __m512 totals[kVectors] = {_mm512_loadu_ps(results), _mm512_loadu_ps(results + kLanes)};
+  for (int segment = 0, word = 0; segment < num_segments; ++segment) {
+    __m512 even[kVectors] = {}, odd[kVectors] = {};
+    for (int i = 0; i < count; ++i, ++word, row += kPairsOfWord) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kPairsOfWord; ++p) {
+        auto& sums = p % 2 == 0 ? even : odd;
+        for (int k = 0; k < kVectors; ++k) {
+          sums[k] = multiply_add(sums[k], coded.pairs(word, k, p), row[p]);
+        }
+      }
+    }
+    for (int k = 0; k < kVectors; ++k) {
+      const __m512 scale = _mm512_loadu_ps(scales + segment * kOutputs + k * kLanes);
+      totals[k] = _mm512_fmadd_ps(even[k] + odd[k], scale, totals[k]);
+    }
+  }
+  for (int k = 0; k < kVectors; ++k) _mm512_storeu_ps(results + k * kLanes, totals[k]);
+}
+
 // Nanoseconds of `kRows` rows by the inputs and outputs of a panel: the least of a few passes, each
 // over all inputs of the rows.
 template <class Step>
@@ -205,6 +244,11 @@ int main(int argc, char** argv) {
     found->rounds.push_back(nanoseconds(step));
   };
   for (int round = 0; round < num_rounds; ++round) {
+    measure("one row, 4 bits 128", [](const uint32_t* row) { multiply_one_row<4>(row, 1); });
+    measure("one row, 4 bits 64", [](const uint32_t* row) { multiply_one_row<4>(row, 2); });
+    measure("one row, 4 bits 32", [](const uint32_t* row) { multiply_one_row<4>(row, 4); });
+    measure("one row, 4 bits 16", [](const uint32_t* row) { multiply_one_row<4>(row, 8); });
+    measure("one row, 2 bits 64", [](const uint32_t* row) { multiply_one_row<2>(row, 2); });
     make_from_four_bits();
     std::fill(results, results + kRows * kOutputs, 0.0f);
     measure("whole 4", whole<4>);

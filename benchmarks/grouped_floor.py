@@ -1,4 +1,4 @@
-"""How fast 64 bfloat16 rows can be multiplied by grouped codes without tiles, at most.
+"""How fast bfloat16 rows can be multiplied by grouped codes without tiles, at most.
 
     python benchmarks/grouped_floor.py                 nine rounds, a few seconds, one thread
     python benchmarks/grouped_floor.py --rounds 3 --output floor.json
@@ -7,7 +7,8 @@ The loop alone (grouped_floor.cpp): codes of 128 inputs by 32 outputs, rows in t
 A segment is the inputs that share a scale: its sums are scaled and added to totals. Segments: the
 rate beside the rate without any, the best of several numbers of rows at once. Making: the share of
 the time that turning codes into bfloat16 numbers takes. Bound: both together, the most that a form
-can reach of bfloat16's speed. Each is a median over the rounds. Ends with 1 where the processor
+can reach of bfloat16's speed. One row: the bytes of codes a second that a thread multiplies,
+from the nearest cache. Each is a median over the rounds. Ends with 1 where the processor
 lacks AVX512-BF16, or the system a compiler.
 """
 
@@ -31,6 +32,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 FLAGS = ("-std=c++20", "-O3", "-march=native")
 SEGMENTS = (128, 64, 32, 16)
 FORMS = ("four_bits", "float8")
+CODES = 128 * 32
 PRODUCTS = 64 * 64 * 2  # of two vectors: rows, pairs of inputs, and vectors of outputs
 
 Times = dict[str, list[float]]
@@ -96,9 +98,19 @@ def main() -> int:
             f"{row['four_bits_making']:6.0%}  {row['four_bits_bound']:5.2f}    "
             f"{row['float8_making']:6.0%}  {row['float8_bound']:5.2f}"
         )
+    print("one row of                one thread")
+    one_row = {
+        name.removeprefix("one row, "): CODES * int(name.split()[2]) / 8 / time
+        for name, time in medians.items()
+        if name.startswith("one row")
+    }
+    for name, speed in one_row.items():
+        bits, _, segment = name.split()
+        print(f"{bits} bits, segments of {segment:>3}   {speed:6.1f} GB/s")
     if args.output:
         told = {"machine": describe_machine() | {"threads_used": 1}, "rounds": args.rounds}
         told |= {"products_per_ns": PRODUCTS / best, "rows": rows, "nanoseconds": medians}
+        told |= {"one_row_gb_per_s": one_row}
         args.output.write_text(json.dumps(told, indent=1) + "\n")
     return 0
 
