@@ -216,7 +216,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--output", type=Path, default=Path("build/drafts.json"))
     args = parser.parse_args()
-    works = {name: one for name, one in make_works(args.tokens).items() if name in args.works}
+    works, chosen = make_works(args.tokens), args.works.split(",")
+    if unknown := [name for name in chosen if name not in works]:
+        parser.error(f"--works {unknown[0]!r} is none of {', '.join(works)}")
+    if min(args.rounds, args.drafts, args.tokens) < 1:
+        parser.error("--rounds, --drafts and --tokens are 1 or more")
+    works = {name: works[name] for name in chosen}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         engines = make_engines(args, Path(folder))

@@ -81,6 +81,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path, help="write JSON here")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}: give 1 or more")
+    if args.output and not args.output.parent.is_dir():
+        parser.error(f"--output: there is no folder {args.output.parent}")
     try:
         found = measure(args.rounds)
     except RuntimeError as error:
