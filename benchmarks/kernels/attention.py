@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from kernels.case import Case, Shape, copies
+from vllm_lite.kernels.cpu.mapped_memory import map_zeros
 from vllm_lite.kernels.dispatch import ops
 
 BLOCK = 16
@@ -22,6 +23,12 @@ def cases(shape: Shape) -> Iterator[Case]:
             yield _case("attention, decode", shape, dtype, num_requests, 1, context)
         for num_tokens, cached in PREFILLS:
             yield _case("attention, prefill", shape, dtype, 1, num_tokens, cached + num_tokens)
+
+
+def _in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers in memory like an engine's cache."""
+    numbers = torch.randn(shape).to(dtype)
+    return map_zeros(numbers.nbytes).view(dtype).view(shape).copy_(numbers)
 
 
 def _case(
@@ -42,7 +49,7 @@ def _case(
         lengths = torch.full((num_requests,), context, dtype=torch.int32)
         cache_shape = (num_blocks, shape.num_kv_heads, BLOCK, shape.head_size)
         caches = [
-            (torch.randn(cache_shape).to(dtype), torch.randn(cache_shape).to(dtype))
+            (_in_huge_pages(cache_shape, dtype), _in_huge_pages(cache_shape, dtype))
             for _ in range(min(copies(cache_bytes), 256))
         ]
         scale = shape.head_size**-0.5

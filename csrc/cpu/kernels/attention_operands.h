@@ -169,18 +169,25 @@ class RowsAhead {
   RowsAhead(const Attention& p, const KeyBlock<Cache>& block)
       : rows_(reinterpret_cast<const char* const*>(block.rows)),
         row_bytes_(max_of(p.keys.size, p.values.size) * sizeof(Cache) +
-                   (p.has_row_scales ? sizeof(float) : 0)) {}
+                   (p.has_row_scales ? sizeof(float) : 0)),
+        asks_second_cache_(p.asks_second_cache) {}
   void ask(int64_t count) {
     for (; count > 0 && next_ < 2 * kKeys; --count) {
       const char* row = rows_[next_++];
-      __builtin_prefetch(row);
-      for (int64_t i = kCacheLine; i < row_bytes_; i += kCacheLine) __builtin_prefetch(row + i);
+      for (int64_t i = 0; i < row_bytes_; i += kCacheLine) {
+        if (asks_second_cache_) {
+          __builtin_prefetch(row + i, 0, 2);
+        } else {
+          __builtin_prefetch(row + i);
+        }
+      }
     }
   }
 
  private:
   const char* const* rows_;
   int64_t row_bytes_;  // of the longer
+  bool asks_second_cache_;
   int64_t next_ = 0;
 };
 

@@ -33,6 +33,8 @@ const KernelTable& kernels() {
   return table;
 }
 
+bool asks_second_cache() { return true; }
+
 namespace {
 
 // A number, an address, or the bits of a float.
