@@ -198,8 +198,8 @@ NB_MODULE(_cpu, m) {
   define<Rows<RowMix>>(m, program, "mix_rows");
   define<Rows<RowLevel>>(m, program, "level_rows");
   define<Rows<CacheWrite>>(m, program, "reshape_and_cache");
-  define<AttentionCall, 4>(m, program, "paged_attention");
-  define<EncoderAttentionCall, 1>(m, program, "encoder_attention");
+  define<AttentionCall, 3>(m, program, "paged_attention");
+  define<EncoderAttentionCall>(m, program, "encoder_attention");
   define<EncoderEmbeddingCall>(m, program, "encoder_embedding");
   define<LinearCall, 1>(m, program, "linear");
   define<GatedLinearCall, 1>(m, program, "gated_linear");

@@ -267,8 +267,7 @@ class AttentionPlan {
 };
 
 template <class Batch>
-void attend(Attention p, const Batch& batch) {
-  p.asks_second_cache = asks_second_cache();
+void attend(const Attention& p, const Batch& batch) {
   const int64_t num_used = batch.query_start_loc[batch.num_requests];
   const int64_t row_bytes = p.num_heads * p.values.size *
                             (p.dtype == DType::kBFloat16 ? sizeof(BFloat16) : sizeof(float));

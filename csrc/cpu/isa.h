@@ -17,7 +17,7 @@ void select_isa(const std::string& name);
 const char* selected_isa();
 const KernelTable& kernels();
 
-// Whether memory that lies scattered is best asked for in the second cache, not in the first.
+// Whether memory is best asked for in the second cache, not in the first.
 bool asks_second_cache();
 
 }  // namespace vllm_lite

@@ -410,7 +410,6 @@ struct Attention {
   // that of the query's own position in the middle.
   const float* distance_terms = nullptr;
   int64_t num_distances = 0;
-  bool asks_second_cache = false;  // for the next keys, in place of the first
 };
 
 // The first position that a query sees; negative if it could see further back.

@@ -59,7 +59,7 @@ FLAGS = {
 }
 TILES = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 # The last fields of a call that may be left out, at most: bindings.cpp, `define`.
-MOST_LEFT_OUT = 4
+MOST_LEFT_OUT = 3
 COMPILERS = ("g++", "c++", "clang++")
 
 

@@ -2,6 +2,7 @@
 // as the arithmetic needs. For attention.cpp only.
 #pragma once
 
+#include "cpu/isa.h"
 #include "cpu/kernels/cached_numbers.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/powers.h"
@@ -170,7 +171,7 @@ class RowsAhead {
       : rows_(reinterpret_cast<const char* const*>(block.rows)),
         row_bytes_(max_of(p.keys.size, p.values.size) * sizeof(Cache) +
                    (p.has_row_scales ? sizeof(float) : 0)),
-        asks_second_cache_(p.asks_second_cache) {}
+        asks_second_cache_(asks_second_cache()) {}
   void ask(int64_t count) {
     for (; count > 0 && next_ < 2 * kKeys; --count) {
       const char* row = rows_[next_++];

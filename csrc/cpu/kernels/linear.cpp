@@ -6,6 +6,7 @@
 //
 // One accumulator sums one output over all inputs in order: a row's result depends neither on
 // the other rows nor on how the work is divided. (On tiles the order is another: amx/linear.cpp.)
+#include "cpu/isa.h"
 #include "cpu/kernels/amx/products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/register_tile.h"
@@ -56,9 +57,16 @@ struct BFloat16Steps {
 #endif
 };
 
+// The weights that a tile asks memory for while it multiplies its own.
+struct WeightsAhead {
+  const char* weights;
+  int64_t step;  // bytes from one step of inputs to the next
+};
+
 // kRows rows by kTileOutputs outputs, over all inputs.
-template <class Steps, int kRows>
-void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* weights) {
+template <class Steps, int kRows, int kCache>
+void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* weights,
+                   WeightsAhead ahead) {
   using Element = typename Steps::Element;
   const Element* x = static_cast<const Element*>(p.x) + row * p.x_stride;
   const char* panel = static_cast<const char*>(weights);
@@ -69,9 +77,12 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
     typename Steps::Weights w[kTileVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVectors; ++v) memcpy(&w[v], panel + v * sizeof w[v], sizeof w[v]);
-    // Well ahead, and every line: the hardware prefetcher stops at page ends.
+    // Every line: the hardware prefetcher stops at page ends.
 #pragma GCC unroll 2
-    for (size_t line = 0; line < sizeof w; line += 64) __builtin_prefetch(panel + 8192 + line);
+    for (size_t line = 0; line < sizeof w; line += 64) {
+      __builtin_prefetch(ahead.weights + line, 0, kCache == 1 ? 3 : 2);
+    }
+    ahead.weights += ahead.step;
     panel += kPanel * 4;
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
@@ -125,20 +136,40 @@ inline void for_each_tile(int64_t row, int64_t end_row, Body&& body) {
   }
 }
 
-template <class Steps>
+// Asks for weights ahead in kCache: the first, of the tile's own panel; or the second, where each
+// tile asks for its part of the next panel, so that no tile waits for all of its own.
+template <class Steps, int kCache>
 void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin,
                      int64_t end) {
+  constexpr int64_t kAhead = 8192, kStep = kPanel * 4;
   const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
+  const int64_t num_tiles = ceil_divide(end_row - first_row, kTileRows);
   for (int64_t panel = begin; panel < end; ++panel) {
     for (int64_t part = 0; part < kPanel; part += kTileOutputs) {
       const int64_t output = panel * kPanel + part;
       if (output >= p.num_outputs) break;
       const char* weights =
           static_cast<const char*>(p.packed_weight) + panel * panel_bytes + part * 4;
+      int64_t tile = 0;
       for_each_tile(first_row, end_row, [&](int64_t row, auto rows) {
-        multiply_tile<Steps, rows.value>(p, row, output, weights);
+        WeightsAhead ahead = {weights + kAhead, kStep};
+        if (kCache == 2 && num_tiles > 1 && (panel > begin || tile > 0) && panel + 1 < end) {
+          ahead = {weights + panel_bytes + tile * panel_bytes / num_tiles,
+                   ceil_divide(kStep, num_tiles)};
+        }
+        multiply_tile<Steps, rows.value, kCache>(p, row, output, weights, ahead);
+        ++tile;
       });
     }
+  }
+}
+
+template <class Steps>
+void multiply(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin, int64_t end) {
+  if (asks_second_cache()) {
+    multiply_panels<Steps, 2>(p, first_row, end_row, begin, end);
+  } else {
+    multiply_panels<Steps, 1>(p, first_row, end_row, begin, end);
   }
 }
 
@@ -314,10 +345,10 @@ void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_p
       return multiply_widened(p, first_row, end_row, begin_panel, end_panel);
     }
 #endif
-    multiply_panels<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
+    multiply<BFloat16Steps>(p, first_row, end_row, begin_panel, end_panel);
 #endif
   } else {
-    multiply_panels<Float32Steps>(p, first_row, end_row, begin_panel, end_panel);
+    multiply<Float32Steps>(p, first_row, end_row, begin_panel, end_panel);
   }
 }
 
