@@ -586,12 +586,19 @@ struct GroupedWeight {
 // its products are multiplied by follow. Behind them is the room of padded_inputs bfloat16.
 constexpr int64_t kSegment = 128;
 constexpr int64_t kCodesOfUnit = 32;
-static inline int64_t segment_end(const GroupedWeight& w, int64_t first) {
-  const int64_t in_group = (first / w.group_size + 1) * w.group_size;
+// The end of a segment, by the first input, which is in `group`.
+static inline int64_t segment_end(const GroupedWeight& w, int64_t first, int64_t group) {
+  const int64_t in_group = (group + 1) * w.group_size;
   const int64_t in_span = (first / kSegment + 1) * kSegment;
   const int64_t end = in_group < in_span ? in_group : in_span;
   const int64_t last = ceil_divide(w.num_inputs, 16) * 16;
   return end < last ? end : last;
+}
+static inline int64_t segment_end(const GroupedWeight& w, int64_t first) {
+  return segment_end(w, first, first / w.group_size);
+}
+static inline int64_t num_groups(const GroupedWeight& w) {
+  return ceil_divide(w.num_inputs, w.group_size);
 }
 static inline int64_t padded_inputs(const GroupedWeight& w) {
   return ceil_divide(w.num_inputs, kCodesOfUnit) * kCodesOfUnit;

@@ -338,10 +338,11 @@ static inline bool has_minimums(const GroupedWeight& w) {
   return w.zeros != nullptr || w.minimums != nullptr || w.zero != 0;
 }
 
+// Of `group`, counted over all panels. Inlined, as a call would save all sums.
 template <class Codes>
-static inline GroupScale group_scale(const GroupedWeight& w, int64_t panel, int64_t group, int v) {
-  const int64_t num_groups = ceil_divide(w.num_inputs, w.group_size);
-  const int64_t at = (panel * num_groups + group) * kPanel + v * kLanes;
+[[gnu::always_inline]] static inline GroupScale group_scale(const GroupedWeight& w, int64_t panel,
+                                                            int64_t group, int v) {
+  const int64_t at = group * kPanel + v * kLanes;
   GroupScale of = {load_scales(w, at), {}};
   if (w.super_scales != nullptr) of.scale *= load(w.super_scales + panel * kPanel + v * kLanes);
   if (has_minimums(w)) {

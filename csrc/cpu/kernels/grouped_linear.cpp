@@ -149,6 +149,7 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
   const typename Order::X* x = Order::rows(p);
   SegmentOfX of_x(p);
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
+  const int64_t groups_before = panel * num_groups(w);
   const bool has_minimum = has_minimums(w);
   constexpr int kCount = kHalfUnit / Order::kInputs;
   Totals<kRows> totals = {};
@@ -185,13 +186,14 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
       if (first == end) {
         if constexpr (Order::kHasSteps) memcpy(even, steps, sizeof even);
         const int64_t group = (first - 1) / w.group_size;
-        const GroupScale of[kTileVectors] = {group_scale<Codes>(w, panel, group, v),
-                                             group_scale<Codes>(w, panel, group, v + 1)};
+        const GroupScale of[kTileVectors] = {
+            group_scale<Codes>(w, panel, groups_before + group, v),
+            group_scale<Codes>(w, panel, groups_before + group, v + 1)};
         add_segment<Order, kRows>(even, odd, of, has_minimum, of_x, totals);
         ++of_x;
         begin_segment<Order, kRows>(even, odd, of_x);
         if constexpr (Order::kHasSteps) memset(steps, 0, sizeof steps);
-        end = segment_end(w, first);
+        end = segment_end(w, first, group + (first == (group + 1) * w.group_size));
       }
     }
   }
@@ -285,6 +287,7 @@ void multiply_many_rows(const GroupedProduct& p, const Codes& codes, int64_t pan
   const GroupedWeight& w = *p.weight;
   const int64_t stride = wide_row_floats(w), unit_bytes = kUnit * kPanel * w.bits / 8;
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
+  const int64_t groups_before = panel * num_groups(w);
   const bool has_minimum = has_minimums(w);
   SegmentOfX of_x(p);
   Span<Order> span;
@@ -299,10 +302,10 @@ void multiply_many_rows(const GroupedProduct& p, const Codes& codes, int64_t pan
     }
     span.num_segments = 0;
     for (int64_t first = begin; first < end; ++span.num_segments) {
+      const int64_t group = first / w.group_size, segment = segment_end(w, first, group);
       for (int v = 0; v < num_vectors; ++v) {
-        span.scales[span.num_segments][v] = group_scale<Codes>(w, panel, first / w.group_size, v);
+        span.scales[span.num_segments][v] = group_scale<Codes>(w, panel, groups_before + group, v);
       }
-      const int64_t segment = segment_end(w, first);
       span.counts[span.num_segments] = (segment - first) / kInputs;
       first = segment;
     }
@@ -347,7 +350,7 @@ void look_up_row(const GroupedLookup& p, const Codes& codes, int64_t i) {
     memset(out, 0, w.num_inputs * sizeof(Out));
     return;
   }
-  const int64_t panel = row / kPanel, num_groups = ceil_divide(w.num_inputs, w.group_size);
+  const int64_t panel = row / kPanel, groups_before = panel * num_groups(w);
   const int lane = static_cast<int>(row % kPanel), v = lane / kLanes, at = lane % kLanes;
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   alignas(64) float numbers[kUnit * kPanel];
@@ -358,8 +361,7 @@ void look_up_row(const GroupedLookup& p, const Codes& codes, int64_t i) {
       unit += kUnit * kPanel * w.bits / 8;
     }
     if (input % w.group_size == 0) {
-      const int64_t group = input / w.group_size;
-      const int64_t place = (panel * num_groups + group) * kPanel;
+      const int64_t group = groups_before + input / w.group_size, place = group * kPanel;
       scale = group_scale<Codes>(w, panel, group, v).scale[at];
       zero = load_zeros(w, place + v * kLanes)[at];
       minimum = w.minimums == nullptr ? 0.0f : w.minimums[place + lane];

@@ -108,14 +108,22 @@ struct WordPairs {
 
   struct Reader {
     __m512i numbers;
-    const uint8_t* lines;
+    BitsVec words[kBits];  // of the unit
     __attribute__((always_inline)) BitsVec operator[](int k) const {
-      const BitsVec words = load_words(lines + k / kPairsOfWord * kLine);
-      const __m512i codes = bit_cast<__m512i>(words >> (k % kPairsOfWord * kBits));
+      const __m512i codes = bit_cast<__m512i>(words[k / kPairsOfWord] >> (k % kPairsOfWord * kBits));
       return bit_cast<BitsVec>(_mm512_permutexvar_epi16(codes, numbers));
     }
   };
-  Reader reader(const uint8_t* unit, int v) const { return {numbers, unit + v * kBits * kLine}; }
+  __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
+    Reader made = {numbers, {}};
+#pragma GCC unroll 4
+    for (int i = 0; i < kBits; ++i) {
+      made.words[i] = load_words(unit + (v * kBits + i) * kLine);
+      // Not loaded again for each shift: one vector of this size is loaded a cycle.
+      asm("" : "+v"(made.words[i]));
+    }
+    return made;
+  }
 };
 template <>
 struct PairCodes<TableCodes<2>> : WordPairs<2> {

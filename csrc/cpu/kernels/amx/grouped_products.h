@@ -132,7 +132,7 @@ void multiply_on_tiles(const GroupedProduct& p, const PairCodes<Codes>& codes, i
   const GroupedWeight& w = *p.weight;
   const int64_t stride = wide_row_floats(w), unit_bytes = kUnit * kPanel * w.bits / 8;
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
-  const int64_t pairs_at = pairs_of_row(w);
+  const int64_t pairs_at = pairs_of_row(w), groups_before = panel * num_groups(w);
   const bool has_minimum = has_minimums(w);
   alignas(64) uint32_t pairs[kSegment / 2 * kPanel];
   alignas(64) float sums[2 * kTileHeight * kPanel];
@@ -146,10 +146,9 @@ void multiply_on_tiles(const GroupedProduct& p, const PairCodes<Codes>& codes, i
       make_numbers<kUnit / 2>(codes, unit, 0, 2, pairs + (i - span) / 2 * kPanel);
     }
     for (int64_t first = span; first < min_of(span_end, w.num_inputs); ++of_x) {
-      const int64_t end = segment_end(w, first);
-      const int64_t group = first / w.group_size;
-      const GroupScale of[2] = {group_scale<PairCodes<Codes>>(w, panel, group, 0),
-                                group_scale<PairCodes<Codes>>(w, panel, group, 1)};
+      const int64_t group = first / w.group_size, end = segment_end(w, first, group);
+      const GroupScale of[2] = {group_scale<PairCodes<Codes>>(w, panel, groups_before + group, 0),
+                                group_scale<PairCodes<Codes>>(w, panel, groups_before + group, 1)};
       int64_t row = 0;
       for (int64_t blocks = tiles.num_blocks(); blocks > 0; --blocks) {
         const int64_t count = ceil_divide(p.num_rows - row, blocks);
