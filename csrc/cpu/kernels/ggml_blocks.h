@@ -45,11 +45,14 @@ struct PlainCodes {
 
 // The lower halves of bytes, then the upper ones.
 template <int kCount>
-static inline void split_nibbles(const uint8_t* from, uint8_t* out) {
-  for (int i = 0; i < kCount; ++i) {
-    out[i] = from[i] & 15;
-    out[i + kCount] = from[i] >> 4;
-  }
+static inline void split_nibbles(const uint8_t* from, uint8_t* __restrict out) {
+  // A vector: compilers take a loop of so few bytes apart.
+  typedef uint8_t Bytes __attribute__((vector_size(kCount)));
+  Bytes both;
+  memcpy(&both, from, sizeof both);
+  const Bytes low = both & 15, high = both >> 4;
+  memcpy(out, &low, sizeof low);
+  memcpy(out + kCount, &high, sizeof high);
 }
 
 // Formats 4_0, 4_1, 5_0 and 5_1: 32 values with one scale. A byte holds values i and i + 16.
@@ -68,15 +71,12 @@ struct Block32 : PlainCodes {
   static constexpr int kHighBits = kFifthBit ? 1 : 0;
   static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
 
-  static void codes(const uint8_t* block, int, uint8_t* out) {
-    // Of its own, so that compilers see that it is not written to.
-    uint8_t low[16];
-    memcpy(low, block + kLowAt, sizeof low);
-    uint32_t high = 0;
-    if (kFifthBit) memcpy(&high, block + kHighAt, sizeof high);
-    for (int i = 0; i < 16; ++i) {
-      out[i] = static_cast<uint8_t>((low[i] & 15) | (high >> i << 4 & 16));
-      out[i + 16] = static_cast<uint8_t>((low[i] >> 4) | (high >> (i + 12) & 16));
+  static void codes(const uint8_t* block, int, uint8_t* __restrict out) {
+    split_nibbles<16>(block + kLowAt, out);
+    if constexpr (kFifthBit) {
+      uint32_t high;
+      memcpy(&high, block + kHighAt, sizeof high);
+      for (int i = 0; i < 32; ++i) out[i] |= high >> i << 4 & 16;
     }
   }
 };
@@ -116,7 +116,7 @@ struct BlockMXFP4 : Float4Block<32> {
   static constexpr int kBytes = 17;
   static constexpr PartScales kScales = PartScales::kPowersOf2;
 
-  static void codes(const uint8_t* block, int, uint8_t* out) {
+  static void codes(const uint8_t* block, int, uint8_t* __restrict out) {
     split_nibbles<16>(block + 1, out);
   }
   static int scale_byte(const uint8_t* block, int) { return block[0]; }
@@ -131,7 +131,7 @@ struct BlockNVFP4 : Float4Block<16> {
   static constexpr int kBytes = 36;
   static constexpr PartScales kScales = PartScales::kFloat8;
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     split_nibbles<8>(block + 4 + part * 8, out);
   }
   // The sign means nothing, and what would be no number is zero.
@@ -154,7 +154,7 @@ struct BlockQ8_0 : PlainCodes {
   static constexpr int kHighBits = 0;
   static constexpr int kOffset = 128;
 
-  static void codes(const uint8_t* block, int, uint8_t* out) {
+  static void codes(const uint8_t* block, int, uint8_t* __restrict out) {
     for (int i = 0; i < 32; ++i) out[i] = block[2 + i] ^ 0x80;
   }
 };
@@ -170,7 +170,7 @@ struct SuperBlock : PlainCodes {
 };
 
 // 128 values share 32 bytes; a byte holds two bits of each of four runs of 32.
-static inline void two_bit_codes(const uint8_t* bits, int part, uint8_t* out) {
+static inline void two_bit_codes(const uint8_t* bits, int part, uint8_t* __restrict out) {
   const uint8_t* from = bits + part / 8 * 32 + part % 2 * 16;
   const int shift = part % 8 / 2 * 2;
   for (int i = 0; i < 16; ++i) out[i] = from[i] >> shift & 3;
@@ -184,7 +184,7 @@ struct BlockQ2_K : SuperBlock<true, 16> {
   static constexpr int kHighBits = 0;
   static constexpr int kOffset = 0;
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     two_bit_codes(block + 16, part, out);
   }
   static IntegerScale integer_scale(const uint8_t* block, int part) {
@@ -200,7 +200,7 @@ struct BlockQ3_K : SuperBlock<false, 16> {
   static constexpr int kHighBits = 1;
   static constexpr int kOffset = 4;
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     two_bit_codes(block + 32, part, out);
     const uint8_t* third = block + part % 2 * 16;
     for (int i = 0; i < 16; ++i) out[i] |= (third[i] >> part / 2 & 1) << 2;
@@ -224,7 +224,7 @@ struct BlockQ45_K : SuperBlock<true, 32> {
   static constexpr int kHighBits = kFifthBit ? 1 : 0;
   static constexpr int kOffset = 0;
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     const uint8_t* from = block + kLowAt + part / 2 * 32;
     const uint8_t* high = block + kHighAt;
     const int shift = part % 2 * 4;
@@ -253,7 +253,7 @@ struct BlockQ6_K : SuperBlock<false, 16> {
   static constexpr int kOffset = 32;
 
   // Runs of 32: the first two of each 128 take the low nibbles, the others the high ones.
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     const int run = part % 8 / 2;
     const uint8_t* from = block + part / 8 * 64 + run % 2 * 32 + part % 2 * 16;
     const uint8_t* top = block + 128 + part / 8 * 32 + part % 2 * 16;
@@ -277,7 +277,7 @@ struct BlockIQ4_XS : SuperBlock<false, 32> {
   static constexpr const uint8_t* kTable = kNonLinearCodes;
   static int decode(int code) { return kTable[code]; }
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     split_nibbles<16>(block + 8 + part * 16, out);
   }
   // Six bits: two high ones in bytes 2 and 3, four low ones in bytes 4 to 7.
@@ -299,7 +299,7 @@ struct BlockTQ2_0 : TernaryBlock {
   static constexpr int kLowBits = 2;
   static constexpr int kHighBits = 0;
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     for (int i = 0; i < 32; ++i) out[i] = block[part / 4 * 32 + i] >> part % 4 * 2 & 3;
   }
 };
@@ -316,7 +316,7 @@ struct BlockTQ1_0 : TernaryBlock {
     return (byte * kPowers[place] & 255) * 3 >> 8;
   }
   // Runs of 32 bytes with five values each, of 16, and of 4 with four.
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     for (int i = 0; i < 32; ++i) {
       const int at = part * 32 + i, start = at < 160 ? 0 : at < 240 ? 160 : 240;
       const int run = at < 160 ? 32 : at < 240 ? 16 : 4;
@@ -337,7 +337,7 @@ struct BlockQ1_0 : TernaryBlock {
   static constexpr uint8_t kTable[16] = {0, 2};
   static int decode(int code) { return kTable[code]; }
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     for (int i = 0; i < 32; ++i) out[i] = block[2 + part * 4 + i / 8] >> i % 8 & 1;
   }
 };
@@ -350,7 +350,7 @@ struct BlockQ2_0 : TernaryBlock {
   static constexpr int kLowBits = 2;
   static constexpr int kHighBits = 0;
 
-  static void codes(const uint8_t* block, int part, uint8_t* out) {
+  static void codes(const uint8_t* block, int part, uint8_t* __restrict out) {
     for (int i = 0; i < 32; ++i) out[i] = block[2 + part * 8 + i / 4] >> i % 4 * 2 & 3;
   }
 };

@@ -10,23 +10,19 @@ struct GroupCodes {
   alignas(64) uint8_t rows[kPanel][kQuantizedGroup];
   alignas(64) uint8_t lines[2][kGroupLines][kLine];
 
-  // Line by line where words can be gathered: a line that is written word by word and then read
-  // whole waits for all of its writes.
   void make_lines() {
-#if defined(__AVX2__)
-    const __m256i places = _mm256_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56);
-    for (int eight = 0; eight < kPanel / 8; ++eight) {
-      for (int i = 0; i < kGroupLines; ++i) {
-        const int* words = reinterpret_cast<const int*>(rows[8 * eight]) + i;
-        uint8_t* to = lines[eight / 2][i] + eight % 2 * 32;
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to), _mm256_i32gather_epi32(words, places, 4));
+    for (int first = 0; first < kPanel; first += kLanes) {
+      FoursOfRows fours;
+      for (int i = 0; i < kLanes / 4; ++i) {
+        fours.fours[i] = reinterpret_cast<const char*>(rows[first + 4 * i]);
       }
-    }
-    return;
-#endif
-    for (int output = 0; output < kPanel; ++output) {
-      for (int i = 0; i < kGroupLines; ++i) {
-        memcpy(lines[output / kHalfPanel][i] + output % kHalfPanel * 4, rows[output] + i * 4, 4);
+      fours.stride = kQuantizedGroup;
+      for (int line = 0; line < kGroupLines; line += 4) {
+        BitsVec words[4];
+        load_words(fours, 4 * line, words);
+        for (int i = 0; i < 4; ++i) {
+          store_words(lines[first / kHalfPanel][line + i] + first % kHalfPanel * 4, words[i]);
+        }
       }
     }
   }
@@ -137,7 +133,8 @@ void pack_panel(const PackQuantized& p, int64_t panel) {
   const int64_t num_outputs = min_of<int64_t>(kPanel, p.num_outputs - panel * kPanel);
   const uint8_t* rows = p.blocks + panel * kPanel * p.block_stride;
   uint8_t* to = p.packed + panel * Layout::panel_bytes(p.num_inputs);
-  memset(to, 0, Layout::panel_bytes(p.num_inputs));
+  // Elsewhere all bytes are written, and none is read before.
+  if (num_outputs < kPanel || Layout::kIsTernary) memset(to, 0, Layout::panel_bytes(p.num_inputs));
   GroupCodes codes = {};
   uint8_t* chunk = to;
   const int64_t num_groups = p.num_inputs / kQuantizedGroup;
