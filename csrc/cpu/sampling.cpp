@@ -62,7 +62,8 @@ void penalize_tokens(const TokenPenalties& p, int64_t num_rows, int64_t num_entr
 
 void sample(const Sampling& p, int64_t num_rows) {
   const KernelTable& table = kernels();
-  parallel_for(num_rows, rows_per_range(p.vocab_size), [&](int64_t begin, int64_t end) {
+  // Spans: a row is asked for while the one before it is sampled.
+  parallel_spans(num_rows, rows_per_range(p.vocab_size), [&](int64_t begin, int64_t end) {
     table.sample(p, begin, end, scratch_of_thread(p.vocab_size));
   });
 }

@@ -8,6 +8,7 @@ namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
 constexpr int64_t kVectors = kSampleBlock / kLanes;
+constexpr int64_t kLineFloats = 16;  // in a line of a cache
 // Smaller weights are zero: as floats they would be subnormal, or nearly.
 constexpr float kLeastWeight = 2e-38f;
 // Blocks that are summed in float before they are added to a double.
@@ -29,6 +30,11 @@ class Row {
   }
 
   int64_t num_blocks() const { return num_blocks_; }
+  // Asks for the block of the row `distance` floats further on, in the second cache.
+  void ask_ahead(int64_t index, int64_t distance) const {
+    const float* ahead = logits_ + index * kSampleBlock + distance;
+    for (int64_t i = 0; i < kSampleBlock; i += kLineFloats) __builtin_prefetch(ahead + i, 0, 2);
+  }
   const float* block(int64_t index) const {
     return index + 1 < num_blocks_ ? logits_ + index * kSampleBlock : last_;
   }
@@ -104,11 +110,13 @@ struct Candidates {
   float* inside;    // room for a copy of the weights, and a vector more
 };
 
-// Keeps the blocks whose largest weights, in `c.maxima`, reach `least`.
+// Keeps the blocks whose largest weights, in `c.maxima`, reach `least`. Meanwhile asks for the next
+// row, `to_next` floats further on.
 void take_candidates(const Row& row, float largest, float inverse_temperature, float least,
-                     Candidates& c) {
+                     int64_t to_next, Candidates& c) {
   c.count = 0;
   for (int64_t b = 0; b < row.num_blocks(); ++b) {
+    row.ask_ahead(b, to_next);
     const float most = c.maxima[b];
     if (most < least) continue;
     const float* logits = row.block(b);
@@ -234,7 +242,7 @@ int64_t sample_token(const Sampling& p, int64_t r, const Row& row, float largest
     // At least so many tokens reach what so many blocks' maxima do.
     least = highest_reached<true>(c.maxima, padded, least, top_k, c.inside);
   }
-  take_candidates(row, largest, inverse, least, c);
+  take_candidates(row, largest, inverse, least, p.logits_stride, c);
   const int64_t count = c.count * kSampleBlock;
   if (top_k > 0) least = highest_reached<true>(c.weights, count, least, top_k, c.inside);
   if (p.top_p[r] < 1) {
