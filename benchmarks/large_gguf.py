@@ -5,7 +5,8 @@
 
 A GGUF file in Llama-3.1-8B's shape with random Q4_0 weights is written once to --folder (kept for
 the next run if named). Each round reads the file, so that the system's cache holds it, starts an
-engine in a fresh process and decodes one stream. Start is the time until the engine is ready. Floor
+engine in a fresh process and decodes one stream. Start is the time until the engine is ready; a
+part of it, writing as many bytes of new memory by all threads, is measured before each round. Floor
 of a token: reading the weights that it uses at the machine's limit, measured before each round.
 Memory is the process's own, less what it had before the engine, over the weights in the file.
 """
@@ -60,6 +61,22 @@ if __name__ == "__main__":
     llm.close()
 """
 
+# How long so many bytes of new memory take to be written: a copy of the weights needs them.
+WRITE = """
+import ctypes, sys, threading, time
+from vllm_lite.kernels.cpu.mapped_memory import map_zeros
+memory, count = map_zeros(int(sys.argv[1])), int(sys.argv[2])
+part = len(memory) // count
+places = [memory.data_ptr() + i * part for i in range(count)]
+threads = [threading.Thread(target=ctypes.memset, args=(place, 1, part)) for place in places]
+start = time.perf_counter()
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(time.perf_counter() - start)
+"""
+
 
 def write_file(path: Path, num_layers: int) -> int:
     """Write the file unless it is there; the bytes of its weights."""
@@ -110,12 +127,17 @@ def run_round(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         while file.read(64 << 20):
             pass
-    words = [sys.executable, "-c", CHILD, str(path), str(KV_BYTES), str(SHORT), str(LONG)]
+    told: dict[str, Any] = json.loads(run_child(CHILD, path, KV_BYTES, SHORT, LONG))
+    return told
+
+
+def run_child(program: str, *arguments: object) -> str:
+    """The last line that a fresh process prints."""
+    words = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    return done.stdout.splitlines()[-1]
 
 
 def main() -> int:
@@ -129,9 +151,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         path = (args.folder or Path(made)) / f"llama_{args.layers}.gguf"
         num_bytes = write_file(path, args.layers)
-        limits, rounds = [], []
+        limits, rounds, writing = [], [], []
         for _ in range(args.rounds):
             limits.append(measure_limits(threads))
+            writing.append(float(run_child(WRITE, num_bytes, threads)))
             rounds.append(run_round(path))
         limits.append(measure_limits(threads))
     limit = best(limits)
@@ -147,6 +170,7 @@ def main() -> int:
     share = used / token * 1e-9 / limit.read_gb_s
     memory = max(one["memory"] for one in rounds) / num_bytes
     rows = [
+        ("of it, new memory, s", statistics.median(writing), "", None),
         ("start to ready, s", start, f"<= {START_GOAL}", start <= START_GOAL),
         ("one token, ms", token * 1e3, "", None),
         ("share of the floor", share, f">= {SPEED_GOAL}", share >= SPEED_GOAL),
