@@ -57,6 +57,8 @@ struct BFloat16Steps {
 #endif
 };
 
+constexpr int64_t kAhead = 8192;  // bytes
+
 // The weights that a tile asks memory for while it multiplies its own.
 struct WeightsAhead {
   const char* weights;
@@ -80,7 +82,11 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
     // Every line: the hardware prefetcher stops at page ends.
 #pragma GCC unroll 2
     for (size_t line = 0; line < sizeof w; line += 64) {
-      __builtin_prefetch(ahead.weights + line, 0, kCache == 1 ? 3 : 2);
+      if constexpr (kCache == 1) {
+        __builtin_prefetch(panel + kAhead + line);
+      } else {
+        __builtin_prefetch(ahead.weights + line, 0, 2);
+      }
     }
     ahead.weights += ahead.step;
     panel += kPanel * 4;
@@ -141,7 +147,7 @@ inline void for_each_tile(int64_t row, int64_t end_row, Body&& body) {
 template <class Steps, int kCache>
 void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin,
                      int64_t end) {
-  constexpr int64_t kAhead = 8192, kStep = kPanel * 4;
+  constexpr int64_t kStep = kPanel * 4;
   const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
   const int64_t num_tiles = ceil_divide(end_row - first_row, kTileRows);
   for (int64_t panel = begin; panel < end; ++panel) {
@@ -166,7 +172,8 @@ void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_
 
 template <class Steps>
 void multiply(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin, int64_t end) {
-  if (asks_second_cache()) {
+  constexpr int64_t kFewRows = 8;  // that wait for memory all the time
+  if (asks_second_cache() && end_row - first_row > kFewRows) {
     multiply_panels<Steps, 2>(p, first_row, end_row, begin, end);
   } else {
     multiply_panels<Steps, 1>(p, first_row, end_row, begin, end);
