@@ -65,8 +65,8 @@ VLLM_SERVER_DEV_MODE: Annotated[
 VLLM_LITE_CPU_ISA: Annotated[
     str,
     "auto",
-    "auto, amx, avx512_bf16, avx512_vnni, avx512, avx2, portable, reference or triton (the "
-    "GPU's kernels, interpreted): forces one kernel path on CPU.",
+    "auto, amx, avx512_bf16, avx512_vnni, avx512, avx2, neon_bf16, portable, reference or triton "
+    "(the GPU's kernels, interpreted): forces one kernel path on CPU.",
 ]
 TRITON_INTERPRET: Annotated[
     bool, False, "Triton's own: 1 runs its kernels without a GPU, one operation after another."

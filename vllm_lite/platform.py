@@ -31,6 +31,7 @@ _ISA_FLAGS = (
     "amx_int8",
     "asimd",
     "bf16",
+    "i8mm",
     "sve",
 )
 # VLLM_CPU_OMP_THREADS_BIND where no CPUs are listed.

@@ -1,5 +1,9 @@
 #include "cpu/isa.h"
 
+#if VLLM_LITE_HAS_NEON_BF16
+#include <sys/auxv.h>
+#endif
+
 #include <atomic>
 #include <stdexcept>
 
@@ -39,6 +43,11 @@ void widen_rows(const WidenRows&, int64_t begin_row, int64_t end_row);
 void grouped_product(const GroupedProduct&, int64_t begin_panel, int64_t end_panel);
 extern const AttentionKernels kAttention;
 }  // namespace amx
+#endif
+#if VLLM_LITE_HAS_NEON_BF16
+namespace neon_bf16 {
+extern const KernelTable kTable;
+}
 #endif
 
 namespace {
@@ -84,6 +93,14 @@ const KernelTable kAmxTable = [] {
 }();
 #endif
 
+#if VLLM_LITE_HAS_NEON_BF16
+bool has_neon_bf16() {
+  // HWCAP2_I8MM and HWCAP2_BF16, which older headers lack.
+  constexpr unsigned long kWanted = 1ul << 13 | 1ul << 14;
+  return (getauxval(AT_HWCAP2) & kWanted) == kWanted;
+}
+#endif
+
 const Isa kIsas[] = {
 #if VLLM_LITE_HAS_AMX
     {"amx", &kAmxTable, has_amx},
@@ -96,6 +113,9 @@ const Isa kIsas[] = {
 #endif
 #if VLLM_LITE_HAS_AVX2
     {"avx2", &avx2::kTable, has_avx2},
+#endif
+#if VLLM_LITE_HAS_NEON_BF16
+    {"neon_bf16", &neon_bf16::kTable, has_neon_bf16},
 #endif
     {"portable", &portable::kTable, [] { return true; }},
 };

@@ -19,7 +19,8 @@ from vllm_lite.kernels.reference.ops import CpuOps, GpuOps, Ops
 
 # `triton` runs the GPU's kernels in Triton's interpreter: slow, for tests.
 ISA_CHOICES = (
-    *("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable"),
+    *("auto", "amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2"),
+    *("neon_bf16", "portable"),
     *("reference", "triton"),
 )
 

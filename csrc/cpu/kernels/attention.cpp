@@ -11,7 +11,11 @@ namespace {
 
 constexpr int kMaxRows = 6;
 // kMaxRows * kMaxVectors accumulators fill the register file: 32 registers, or 16.
-constexpr int kMaxVectors = kLanes == 16 ? 4 : 2;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kMaxVectors = 4;
+#else
+constexpr int kMaxVectors = 2;
+#endif
 
 // ---- arithmetic
 
@@ -322,7 +326,7 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
 template <class Cache>
 void attend_narrow(const Attention& p, const AttentionSpan& of, const AttentionSpan& after,
                    float* state, float* scratch) {
-#if defined(__AVX512BF16__)
+#if VLLM_LITE_HAS_PAIR_PRODUCTS
 #if defined(VLLM_LITE_HAS_TILE_ATTENTION)
   using Dot = BFloat16TileDot;
 #else

@@ -49,7 +49,7 @@ struct Float32Dot {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if VLLM_LITE_HAS_PAIR_PRODUCTS
 // An element is a pair of neighbours in bfloat16: dimensions in the first product, keys in the
 // second. Products are exact, sums float32. Weights are rounded, and their sum is that of the
 // rounded ones.
@@ -62,14 +62,29 @@ struct BFloat16PairDot {
   static int64_t steps(int64_t head_size) { return (head_size + 1) / 2; }
   static Vec spread(uint32_t element) { return bit_cast<Vec>(BitsVec{} + element); }
   static Vec step(Vec sum, Vec element, Vec elements) {
+#if defined(__aarch64__)
+    return vbfdotq_f32(sum, bit_cast<bfloat16x8_t>(element), bit_cast<bfloat16x8_t>(elements));
+#else
     return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(element), bit_cast<__m512bh>(elements));
+#endif
   }
   static constexpr auto& kPowers = kRoughPowers;
   template <int N>
   static Vec store_weights(float* row, int64_t first, const Vec (&weights)[N], Vec sum) {
+#if defined(__aarch64__)
+    // Kept from GCC 12, which would write bfloat16's ones as those of half floats.
+    Vec ones = bit_cast<Vec>(BitsVec{} + 0x3f803f80u);
+    asm("" : "+w"(ones));
+#else
     const Vec ones = bit_cast<Vec>(BitsVec{} + 0x3f803f80u);
+#endif
     for (int i = 0; i < N; i += 2) {
+#if defined(__aarch64__)
+      const bfloat16x8_t rounded =
+          vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(weights[i]), weights[i + 1]);
+#else
       const __m512bh rounded = _mm512_cvtne2ps_pbh(weights[i + 1], weights[i]);
+#endif
       memcpy(reinterpret_cast<BFloat16*>(row) + first + i * kLanes, &rounded, sizeof rounded);
       sum = step(sum, bit_cast<Vec>(rounded), ones);
     }
@@ -89,6 +104,13 @@ struct BFloat16PairDot {
   // Two vectors at once: half of the instructions.
   static void load_values(const BFloat16* const* rows, int64_t step, int64_t offset, Vec& first,
                           Vec& second) {
+#if defined(__aarch64__)
+    uint16x8_t even, odd;
+    memcpy(&even, rows[2 * step] + offset, sizeof even);
+    memcpy(&odd, rows[2 * step + 1] + offset, sizeof odd);
+    first = bit_cast<Vec>(vzip1q_u16(even, odd));
+    second = bit_cast<Vec>(vzip2q_u16(even, odd));
+#else
     alignas(64) static constexpr auto kOrder = [] {
       struct { uint16_t of[2][32]; } order{};
       for (int i = 0; i < 64; ++i) order.of[i / 32][i % 32] = i / 2 + i % 2 * 32;
@@ -100,6 +122,7 @@ struct BFloat16PairDot {
         _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder.of[0]), odd));
     second = bit_cast<Vec>(
         _mm512_permutex2var_epi16(even, _mm512_load_si512(kOrder.of[1]), odd));
+#endif
   }
   static Vec load_values(const uint32_t* const* rows, int64_t step, int64_t offset, int64_t) {
     Vec pairs;
@@ -236,7 +259,7 @@ inline void store_key_words(float* packed, int64_t word, int64_t, BitsVec words,
     store(packed + (4 * word + i) * kKeys, decode((words >> (8 * i)) & 0xff, type));
   }
 }
-#if defined(__AVX512BF16__)
+#if VLLM_LITE_HAS_PAIR_PRODUCTS
 template <IsCode Code>
 inline void store_key_words(uint32_t* packed, int64_t word, int64_t, BitsVec words,
                             const Code* type) {

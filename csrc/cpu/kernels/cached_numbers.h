@@ -112,9 +112,10 @@ static inline BitsVec load_bytes(const void* from, int64_t count) {
   return widen(bytes);
 }
 
-#if defined(__AVX512BF16__)
+#if VLLM_LITE_HAS_PAIR_PRODUCTS
 // ---- pairs of codes, one in the low byte of each half of a lane, as pairs of bfloat16
 
+#if defined(__AVX512BF16__)
 template <int kMantissa, int kSpecial>
 static inline BitsVec decode_pairs(BitsVec codes, const Float8<kMantissa, kSpecial>*) {
   using Type = Float8<kMantissa, kSpecial>;
@@ -144,8 +145,10 @@ static inline BitsVec decode_pairs(BitsVec codes, const Float8<kMantissa, kSpeci
       normal, exception, magnitude, _mm512_load_si512(kExceptions.bits));
   return bit_cast<BitsVec>(_mm512_or_si512(bits, sign));
 }
+#endif
 
-static inline BitsVec decode_pairs(BitsVec codes, const Int8* type) {
+template <class Code>
+static inline BitsVec decode_pairs(BitsVec codes, const Code* type) {
   const BitsVec low = bit_cast<BitsVec>(decode(codes, type));
   const BitsVec high = bit_cast<BitsVec>(decode(codes >> 16, type));
   return low >> 16 | high;

@@ -11,6 +11,8 @@ namespace vllm_lite::VLLM_LITE_ISA {
 static inline float half_to_float(uint16_t half) {
 #if defined(__F16C__)
   return _cvtsh_ss(half);
+#elif defined(__aarch64__)
+  return bit_cast<__fp16>(half);
 #else
   const uint32_t sign = (half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7fffu;

@@ -14,7 +14,7 @@ namespace {
 
 // Rows whose sums, two for each vector, fit the registers: beside numbers that are made, and beside
 // those that are loaded.
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kFewRows = 4, kManyRows = 6;
 #elif defined(__AVX2__)
 constexpr int kFewRows = 2, kManyRows = 3;

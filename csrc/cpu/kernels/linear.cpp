@@ -46,7 +46,7 @@ struct BFloat16Steps {
   using Element = BFloat16;
   using Weights = BitsVec;
   static constexpr int64_t kInputs = 2;
-#if defined(__AVX512BF16__)
+#if VLLM_LITE_HAS_PAIR_PRODUCTS
   static constexpr int64_t kPiece = 0;
   static uint32_t load_x(const BFloat16* x) { return load_pair(x); }
   static uint32_t load_last(const BFloat16* x) { return VLLM_LITE_ISA::load_last(x); }
@@ -180,7 +180,7 @@ void multiply(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin
   }
 }
 
-#if !defined(__AVX512BF16__) && !VLLM_LITE_HAS_TILES
+#if !VLLM_LITE_HAS_PAIR_PRODUCTS && !VLLM_LITE_HAS_TILES
 // A block of a product whose rows and weights are widened once for all tiles that share them. Sums
 // are added up in the same order as those of one tile.
 struct WideBlock {
@@ -346,7 +346,7 @@ void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_p
 #if VLLM_LITE_HAS_TILES
     linear_on_tiles(p, first_row, end_row, begin_panel, end_panel);
 #else
-#if !defined(__AVX512BF16__)
+#if !VLLM_LITE_HAS_PAIR_PRODUCTS
     // Fewer rows than some tiles wait for weights.
     if (end_row - first_row > 2 * kTileRows) {
       return multiply_widened(p, first_row, end_row, begin_panel, end_panel);

@@ -17,6 +17,9 @@ static inline IntVec add_dots(IntVec sums, CodeVec codes, const int8_t* x) {
 #if defined(__AVX512VNNI__)
   return bit_cast<IntVec>(_mm512_dpbusd_epi32(bit_cast<__m512i>(sums), bit_cast<__m512i>(codes),
                                               _mm512_set1_epi32(four)));
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+  return bit_cast<IntVec>(vusdotq_s32(bit_cast<int32x4_t>(sums), bit_cast<uint8x16_t>(codes),
+                                      bit_cast<int8x16_t>(IntVec{} + four)));
 #elif defined(__AVX2__)
   typedef int16_t Pairs __attribute__((vector_size(kLanes * 4)));
   typedef uint16_t UnsignedPairs __attribute__((vector_size(kLanes * 4)));

@@ -15,9 +15,9 @@ namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
 // A tile's integer and float sums stay in registers, beside a line of codes for each vector.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int kTileRows = 6;
-#elif defined(__AVX512F__)
+#elif defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileRows = 4;  // four products are several instructions, with sums of their own
 #else
 constexpr int kTileRows = 3;

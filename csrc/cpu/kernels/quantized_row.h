@@ -10,7 +10,7 @@ namespace vllm_lite::VLLM_LITE_ISA {
 // For more rows, unpacking a chunk once is as fast or faster: few registers are left for sums.
 #if defined(__AVX512VNNI__)
 constexpr int64_t kFewRows = 8;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int64_t kFewRows = 4;
 #else
 constexpr int64_t kFewRows = 1;

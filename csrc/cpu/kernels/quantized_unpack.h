@@ -28,6 +28,10 @@ static inline Vec load_halves(const uint8_t* from) {
   __m128i halves;
   memcpy(&halves, from, sizeof halves);
   return _mm256_cvtph_ps(halves);
+#elif defined(__aarch64__)
+  HalfVec halves;
+  memcpy(&halves, from, sizeof halves);
+  return vcvt_f32_f16(bit_cast<float16x4_t>(halves));
 #else
   Vec v;
   for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(from + 2 * i);
@@ -47,6 +51,15 @@ static inline IntVec load_bytes(const uint8_t* from) {
 #elif defined(__AVX2__)
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   return bit_cast<IntVec>(kIsSigned ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes));
+#elif defined(__aarch64__)
+  uint32_t bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  const uint64_t wide = bytes;
+  if constexpr (kIsSigned) {
+    return bit_cast<IntVec>(vmovl_s16(vget_low_s16(vmovl_s8(bit_cast<int8x8_t>(wide)))));
+  } else {
+    return bit_cast<IntVec>(vmovl_u16(vget_low_u16(vmovl_u8(bit_cast<uint8x8_t>(wide)))));
+  }
 #else
   typedef Byte Bytes __attribute__((vector_size(kLanes)));
   Bytes bytes;
@@ -129,6 +142,8 @@ static inline CodeVec look_up(const uint8_t* table, CodeVec indices) {
   memcpy(&entries, table, sizeof entries);
   return bit_cast<CodeVec>(
       _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), bit_cast<__m256i>(indices)));
+#elif defined(__aarch64__)
+  return bit_cast<CodeVec>(vqtbl1q_u8(vld1q_u8(table), bit_cast<uint8x16_t>(indices)));
 #else
   CodeVec found;
   for (int i = 0; i < kLanes * 4; ++i) found[i] = table[indices[i]];

@@ -9,6 +9,10 @@ namespace vllm_lite::VLLM_LITE_ISA {
 #if defined(__AVX512F__)
 constexpr int kTileVectors = 2;
 constexpr int kTileRows = 12;
+#elif defined(__aarch64__)
+// As many registers, a quarter as wide. Without products of pairs both their halves need some.
+constexpr int kTileVectors = 4;
+constexpr int kTileRows = VLLM_LITE_HAS_PAIR_PRODUCTS ? 6 : 5;
 #else
 constexpr int kTileVectors = 2;
 constexpr int kTileRows = 5;
@@ -28,7 +32,9 @@ static inline uint32_t load_last(const BFloat16* x) { return x->bits; }
 
 // sum += low * low + high * high, for the bfloat16 pairs of `weights` and one pair of x.
 static inline Vec add_pair_product(Vec sum, BitsVec weights, uint32_t x) {
-#if defined(__AVX512BF16__)
+#if VLLM_LITE_HAS_PAIR_PRODUCTS && defined(__aarch64__)
+  return vbfdotq_f32(sum, bit_cast<bfloat16x8_t>(weights), bit_cast<bfloat16x8_t>(BitsVec{} + x));
+#elif VLLM_LITE_HAS_PAIR_PRODUCTS
   return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(weights),
                           bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))));
 #else

@@ -11,9 +11,18 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "cpu/kernel_table.h"
+
+// Whether there is an instruction for products of bfloat16 pairs.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define VLLM_LITE_HAS_PAIR_PRODUCTS 1
+#else
+#define VLLM_LITE_HAS_PAIR_PRODUCTS 0
+#endif
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
@@ -175,6 +184,8 @@ static inline Vec multiply_add(Vec a, Vec b, Vec c) {
   return _mm512_fmadd_ps(a, b, c);
 #elif defined(__FMA__)
   return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
 #endif
