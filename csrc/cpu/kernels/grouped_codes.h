@@ -314,15 +314,23 @@ struct GroupScale {
   Vec scale, minimum;
 };
 
+// Bytes as the upper ones of words.
+static inline HalfVec load_upper_bytes(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return bit_cast<HalfVec>(_mm256_cvtepu8_epi16(bytes)) << 8;
+#else
+  return narrow(bit_cast<BitsVec>(load_bytes<uint8_t>(from)) << 8);
+#endif
+}
+
 static inline Vec load_scales(const GroupedWeight& w, int64_t at) {
   switch (w.scale_kind) {
     case ScaleKind::kFloat32: return load(reinterpret_cast<const float*>(w.scales) + at);
     case ScaleKind::kBFloat16: return load(reinterpret_cast<const BFloat16*>(w.scales) + at);
     case ScaleKind::kFloat16: return load_halves(w.scales + 2 * at);
-    case ScaleKind::kFloat8E4M3: {
-      const IntVec bytes = load_bytes<uint8_t>(w.scales + at);
-      return 256.0f * float8_numbers<true>(narrow(bit_cast<BitsVec>(bytes) << 8));
-    }
+    case ScaleKind::kFloat8E4M3:
+      return 256.0f * float8_numbers<true>(load_upper_bytes(w.scales + at));
     case ScaleKind::kPowerOf2: break;
   }
   const BitsVec bytes = bit_cast<BitsVec>(load_bytes<uint8_t>(w.scales + at));

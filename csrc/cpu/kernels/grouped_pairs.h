@@ -92,30 +92,39 @@ struct PairCodes {
   Reader reader(const uint8_t* unit, int v) const { return {codes.reader(unit, v)}; }
 };
 
-// Codes of 2 and 4 bits as they lie, two inputs at once.
+// Codes of 2 and 4 bits as they lie, two inputs at once. A look-up takes five bits of a word: with two
+// bits a code, a table of the upper ones saves every second shift.
 template <int kBits>
 struct WordPairs {
   static constexpr float kFactor = 1.0f;
   static constexpr int kPairsOfWord = 16 / kBits;
-  __m512i numbers;
+  static constexpr int kTables = kBits == 2 ? 2 : 1;
+  __m512i tables[kTables];
 
   explicit WordPairs(const TableCodes<kBits>& codes) {
-    const BitsVec first = bit_cast<BitsVec>(load(codes.from)) >> 16;
-    const BitsVec second = bit_cast<BitsVec>(load(codes.from + kLanes)) >> 16;
-    alignas(64) const HalfVec halves[2] = {narrow(first), narrow(second)};
-    numbers = _mm512_load_si512(halves);
+    alignas(64) uint16_t numbers[32];
+    for (int table = 0; table < kTables; ++table) {
+      for (int i = 0; i < 32; ++i) {
+        numbers[i] = bit_cast<uint32_t>(codes.from[i >> table * kBits & ((1 << kBits) - 1)]) >> 16;
+      }
+      tables[table] = _mm512_load_si512(numbers);
+    }
   }
 
   struct Reader {
-    __m512i numbers;
+    __m512i tables[kTables];
     BitsVec words[kBits];  // of the unit
     __attribute__((always_inline)) BitsVec operator[](int k) const {
-      const __m512i codes = bit_cast<__m512i>(words[k / kPairsOfWord] >> (k % kPairsOfWord * kBits));
-      return bit_cast<BitsVec>(_mm512_permutexvar_epi16(codes, numbers));
+      const int place = k % kPairsOfWord;
+      const BitsVec codes = words[k / kPairsOfWord] >> (place / kTables * kTables * kBits);
+      return bit_cast<BitsVec>(
+          _mm512_permutexvar_epi16(bit_cast<__m512i>(codes), tables[place % kTables]));
     }
   };
   __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
-    Reader made = {numbers, {}};
+    Reader made;
+#pragma GCC unroll 2
+    for (int table = 0; table < kTables; ++table) made.tables[table] = tables[table];
 #pragma GCC unroll 4
     for (int i = 0; i < kBits; ++i) {
       made.words[i] = load_words(unit + (v * kBits + i) * kLine);
@@ -150,14 +159,15 @@ struct PairCodes<Float8Codes<true>> {
       const Words subnormal = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
       const __m256i line =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs + k * 2 * kHalfPanel));
-      const Words bytes = bit_cast<Words>(_mm512_maskz_cvtepu8_epi16(~0u, line));
-      const Words normal = (bytes << 4 & 0x7f0) + (120 << 7);
-      const __mmask32 is_small =
-          _mm512_testn_epi16_mask(bit_cast<__m512i>(bytes), _mm512_set1_epi16(0x78));
-      const Words numbers = bit_cast<Words>(_mm512_mask_permutexvar_epi16(
-          bit_cast<__m512i>(normal), is_small, bit_cast<__m512i>(bytes),
-          bit_cast<__m512i>(subnormal)));
-      return bit_cast<BitsVec>(numbers | (bytes << 8 & 0x8000));
+      // Signs are extended, up to where bfloat16 has its own.
+      const __m512i bytes = _mm512_cvtepi8_epi16(line);
+      const Words normal = (bit_cast<Words>(bytes) << 4 & 0x7f0) + (120 << 7);
+      const __mmask32 is_small = _mm512_testn_epi16_mask(bytes, _mm512_set1_epi16(0x78));
+      const __m512i numbers = _mm512_mask_permutexvar_epi16(
+          bit_cast<__m512i>(normal), is_small, bytes, bit_cast<__m512i>(subnormal));
+      constexpr int kOrBoth = 0xf8;  // numbers | (bytes & signs)
+      return bit_cast<BitsVec>(_mm512_ternarylogic_epi32(
+          numbers, bytes, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), kOrBoth));
     }
   };
   Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 2)}; }
