@@ -147,6 +147,10 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--output", type=Path, help="write JSON here")
     args = parser.parse_args()
+    if args.layers < 1 or args.rounds < 1:
+        parser.error("--layers and --rounds must be at least 1")
+    if args.folder is not None and not args.folder.is_dir():
+        parser.error(f"--folder {args.folder} is no folder")
     threads = num_compute_threads()
     with tempfile.TemporaryDirectory() as made:
         path = (args.folder or Path(made)) / f"llama_{args.layers}.gguf"
