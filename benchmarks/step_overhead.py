@@ -15,10 +15,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -196,9 +196,7 @@ def configuration(sequences: int, groups: int) -> VllmConfig:
 
 def front_end(args: argparse.Namespace) -> None:
     """Send the requests, receive until all have ended, say stop."""
-    channel = FrontEndChannel(args.directory)
-    print("bound", flush=True)
-    channel.wait(60)
+    channel = FrontEndChannel(socket.socket(fileno=args.channel_fd))
     channel.receive(block=True)
     params = SamplingParams(max_tokens=args.steps, ignore_eos=True, **SAMPLING[args.sampling])
     requests = [
@@ -223,31 +221,31 @@ def front_end(args: argparse.Namespace) -> None:
 
 def measure(sequences: int, groups: int, sampling: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run one core in this process, against a front end in another."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, str(Path(__file__).resolve()), "--directory", directory]
-        command += ["--sequences", str(sequences), "--steps", str(args.steps)]
-        command += ["--prompt-len", str(args.prompt_len), "--sampling", sampling]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        child.stdout.readline()
-        clock = Clock(lambda step: len(step.outputs) == sequences)
-        originals = [(owner, name, getattr(owner, name)) for _, owner, name in PHASES]
-        for label, owner, name in PHASES:
-            clock.watch(label, owner, name)
-        channel = CoreChannel(Path(directory))
-        try:
-            begun = time.process_time()
-            CoreLoop(channel, Heartbeat.create()).run(
-                lambda: EngineCore(
-                    configuration(sequences, groups), lambda c: UniprocExecutor(c, NoModelWorker)
-                )
+    end, theirs = socket.socketpair()
+    command = [sys.executable, str(Path(__file__).resolve())]
+    command += ["--channel-fd", str(theirs.fileno())]
+    command += ["--sequences", str(sequences), "--steps", str(args.steps)]
+    command += ["--prompt-len", str(args.prompt_len), "--sampling", sampling]
+    child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    clock = Clock(lambda step: len(step.outputs) == sequences)
+    originals = [(owner, name, getattr(owner, name)) for _, owner, name in PHASES]
+    for label, owner, name in PHASES:
+        clock.watch(label, owner, name)
+    channel = CoreChannel([end])
+    try:
+        begun = time.process_time()
+        CoreLoop(channel, Heartbeat.create()).run(
+            lambda: EngineCore(
+                configuration(sequences, groups), lambda c: UniprocExecutor(c, NoModelWorker)
             )
-            busy = time.process_time() - begun
-        finally:
-            for owner, name, function in originals:
-                setattr(owner, name, function)
-            channel.close()
-            child.wait(30)
+        )
+        busy = time.process_time() - begun
+    finally:
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+        channel.close()
+        child.wait(30)
     # The first step is the prompts', and a process's first steps warm its caches.
     skipped = min(32, len(clock.wholes) // 4)
     phases = {name: statistics.median(times[skipped:]) for name, times in clock.phases.items()}
@@ -283,9 +281,9 @@ def main() -> int:
     parser.add_argument("--prompt-len", type=int, default=128)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--limit-us", type=float, help="exit code 1 if a median step takes longer")
-    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--channel-fd", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.directory is not None:
+    if args.channel_fd is not None:
         args.sampling = args.sampling[0]
         front_end(args)
         return 0

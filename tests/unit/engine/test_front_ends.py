@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import socket
+import threading
+import time
 
 import pytest
 
@@ -21,9 +24,14 @@ from vllm_lite.sampling_params import SamplingParams
 COUNT = 3
 
 
-def test_each_front_end_gets_its_own_and_all_hear_of_the_end(tmp_path: Path) -> None:
-    core = CoreChannel(tmp_path, COUNT)
-    channels = [FrontEndChannel(tmp_path, index) for index in range(COUNT)]
+def joined(count: int = 1) -> tuple[CoreChannel, list[FrontEndChannel]]:
+    pairs = [socket.socketpair() for _ in range(count)]
+    core = CoreChannel([theirs for _, theirs in pairs])
+    return core, [FrontEndChannel(end) for end, _ in pairs]
+
+
+def test_each_front_end_gets_its_own_and_all_hear_of_the_end() -> None:
+    core, channels = joined(COUNT)
     output = EngineCoreOutput("1_same.1", [5], front_end=2)
     core.send(StepOutputs([output], SchedulerStats(num_running=1)))
     core.send(CallResult.of(7, True, front_end=1))
@@ -43,7 +51,6 @@ def test_each_front_end_gets_its_own_and_all_hear_of_the_end(tmp_path: Path) -> 
     assert isinstance(third[0], StepOutputs) and third[0].outputs[0].new_token_ids == [5]
     assert [len(first), len(second), len(third)] == [2, 2, 2]
     for index, channel in enumerate(channels):
-        assert channel.wait_connected(20)
         channel.send(AbortRequests([str(index)]))
     names = set()
     while len(names) < COUNT:
@@ -53,6 +60,79 @@ def test_each_front_end_gets_its_own_and_all_hear_of_the_end(tmp_path: Path) -> 
     for channel in channels:
         channel.close()
     core.close()
+
+
+def test_sending_waits_for_nobody_and_keeps_the_order() -> None:
+    """Far more than a socket holds, while nobody receives."""
+    core, (front,) = joined()
+    sizes = [3, 400_000, 0, 70_000, 1 << 21, 1]
+    for index, size in enumerate(sizes):
+        front.send(AbortRequests([str(index), "x" * size]))
+    found: list[tuple[str, int]] = []
+    while len(found) < len(sizes):
+        message = core.receive(block=True)
+        if isinstance(message, AbortRequests):
+            index, text = message.request_ids
+            found.append((index, len(text)))
+    assert found == [(str(index), size) for index, size in enumerate(sizes)]
+    assert not core.wait(0)
+    front.close()
+    core.close()
+
+
+def test_messages_that_were_read_together_are_not_waited_for() -> None:
+    core, (front,) = joined()
+    for name in ("a", "b", "c"):
+        front.send(AbortRequests([name]))
+    for name in ("a", "b", "c"):
+        assert core.wait(0)
+        assert core.receive() == AbortRequests([name])
+    front.close()
+    core.close()
+
+
+def test_what_a_closing_end_has_sent_still_arrives() -> None:
+    core, (front,) = joined()
+    for _ in range(8):
+        core.send(CoreFailed("ValueError", "x" * 100_000))
+    closing = threading.Thread(target=core.close, args=(20.0,))
+    closing.start()
+    for _ in range(8):
+        assert front.wait(20)
+        assert isinstance(front.receive(), CoreFailed)
+    closing.join(20)
+    assert not front.has_ended and front.receive() is None and front.has_ended
+    front.close()
+
+
+def test_a_closing_end_gives_up_in_time_where_nobody_receives() -> None:
+    core, (front,) = joined()
+    core.send(CoreFailed("ValueError", "x" * (1 << 22)))
+    begun = time.monotonic()
+    core.close(0.1)
+    assert time.monotonic() - begun < 5
+    while front.wait(0.1):
+        assert front.receive() is None
+    front.close()
+
+
+def test_an_end_is_no_message_and_does_not_keep_anybody_waiting() -> None:
+    core, channels = joined(2)
+    channels[0].close()
+    core.send(CoreFailed("ValueError", "nobody hears"))
+    channels[1].send(AbortRequests(["a"]))
+    assert core.receive(block=True) == AbortRequests(["a"])
+    assert not core.has_ended
+    channels[1].close()
+    assert core.receive(block=True) is None
+    assert core.has_ended
+    begun = time.monotonic()
+    reader, writer = os.pipe()
+    assert core.receive(block=True, other_fd=reader) is None
+    assert time.monotonic() - begun < 5
+    core.close()
+    os.close(reader)
+    os.close(writer)
 
 
 def boards() -> list[Board]:

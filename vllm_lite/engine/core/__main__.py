@@ -1,7 +1,8 @@
 """The engine core as a process of its own: `python -m vllm_lite.engine.core`.
 
-SpawnedCore passes the heartbeat's descriptor and the parent's pid as arguments, and later a CoreJob
-on standard input. The process dies with its parent and leaves every other signal to it.
+SpawnedCore passes the descriptors of a socket and of the heartbeat, and the parent's pid, as
+arguments, and later a CoreJob on standard input. The process dies with its parent and leaves every
+other signal to it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from pathlib import Path
 
 if __name__ == "__main__":
     # Modules and weights stay: to look for garbage among them takes up to 0.3 s of a start.
@@ -21,7 +21,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
 from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
-from vllm_lite.engine.link.spawn import CoreJob
+from vllm_lite.engine.link.spawn import CoreJob, sockets_of
 from vllm_lite.executor.select import make_executor
 from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import make_stderr_lossy, set_process_name
@@ -45,7 +45,7 @@ def build_core(config: VllmConfig) -> EngineCore:
 
 def main(arguments: list[str]) -> int:
     """Run one engine core until Shutdown; returns the exit code."""
-    heartbeat_fd, parent_pid = map(int, arguments)
+    channel_fd, heartbeat_fd, parent_pid = map(int, arguments)
     die_with_parent(parent_pid)
     make_stderr_lossy()
     # A signal to the whole tree is for the parent, which drains and then stops its child.
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     if not given:
         return 0  # The parent found a mistake in its options.
     job = decode(given, type=CoreJob)
-    channel = CoreChannel(Path(job.directory), job.num_front_ends)
+    channel = CoreChannel(sockets_of(channel_fd, job))
     error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(
         lambda: build_core(decode(job.config, type=VllmConfig))
     )

@@ -78,6 +78,8 @@ class CoreLoop:
                 heartbeat.end_step()
             message = channel.receive(block=is_idle, other_fd=core.failure_fd)
             core.check_health()
+            if channel.has_ended:
+                return
             heartbeat.begin_step()
             while message is not None:
                 if isinstance(message, Shutdown):

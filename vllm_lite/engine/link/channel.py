@@ -1,23 +1,21 @@
-"""The sockets between front ends and the engine core, and the messages' encoding: msgpack.
+"""The streams between front ends and the engine core, and the messages' encoding: msgpack.
 
-Each front end binds two ZMQ sockets in a private directory, the core connects to all. ZMQ's own
-thread moves the bytes, so messages arrive while a step runs. Sending never blocks; queues are
-unbounded because admission bounds them.
+Each front end has a pair of Unix sockets with the core, which no other process can reach. Sending
+never blocks.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
+import select
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
-import zmq
 
 from vllm_lite.core.step import EngineCoreOutput
 from vllm_lite.engine.link.messages import (
@@ -28,6 +26,7 @@ from vllm_lite.engine.link.messages import (
     Undecodable,
 )
 from vllm_lite.engine.link.spawn import HEARTBEAT_SIZE, heartbeat_memory
+from vllm_lite.engine.link.stream import MessageStream
 
 Received = TypeVar("Received")
 
@@ -135,63 +134,72 @@ def _undecodable(data: bytes, reason: str) -> Undecodable:
 
 
 class Channel(Generic[Received]):
-    """The sockets of one end; belongs to one thread at a time."""
+    """The streams of one end; belongs to one thread at a time."""
 
-    def __init__(self, decode: Callable[[bytes], Received], num_outgoing: int = 1) -> None:
+    def __init__(self, ends: Sequence[socket.socket], decode: Callable[[bytes], Received]) -> None:
         self._encoder = message_encoder()
         self._decode = decode
-        self._context = zmq.Context(io_threads=1)
-        self._outgoing = [self._context.socket(zmq.PUSH) for _ in range(num_outgoing)]
-        self._incoming = self._context.socket(zmq.PULL)
-        for socket in (self._incoming, *self._outgoing):
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.LINGER, 0)
+        self._streams = [MessageStream(end) for end in ends]
+        # The stream whose turn it is, so that none waits for what another is full of.
+        self._turn = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody is left at the other ends."""
+        return all(stream.has_ended for stream in self._streams)
 
     def receive(self, *, block: bool = False, other_fd: int | None = None) -> Received | None:
         """The next message; None where there is none yet.
 
-        With `block` waits for it, or until `other_fd` is readable.
+        With `block` waits for it, for the end of all streams, or until `other_fd` is readable.
         """
         if block:
-            self._poll(None, other_fd)
-        try:
-            data = self._incoming.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        return self._decode(data)
+            self._wait(None, other_fd)
+        for _ in self._streams:
+            stream = self._streams[self._turn]
+            self._turn = (self._turn + 1) % len(self._streams)
+            if (data := stream.receive()) is not None:
+                return self._decode(data)
+        return None
 
     def wait(self, timeout: float, *, other_fd: int | None = None) -> bool:
         """Wait until a message is there (True), `other_fd` is readable, or `timeout` seconds."""
-        return self._poll(int(timeout * 1000), other_fd)
+        return self._wait(time.monotonic() + timeout, other_fd)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close all sockets, giving unsent messages `linger` seconds."""
-        for socket in self._outgoing:
-            socket.close(linger=int(linger * 1000))
-        self._incoming.close(linger=0)
-        self._context.term()
+        """Close all streams, giving unsent messages `linger` seconds."""
+        for stream in self._streams:
+            stream.close(linger)
 
-    def _poll(self, milliseconds: int | None, other_fd: int | None) -> bool:
-        poller = zmq.Poller()
-        poller.register(self._incoming, zmq.POLLIN)
-        if other_fd is not None:
-            poller.register(other_fd, zmq.POLLIN)
-        return any(found is self._incoming for found, _ in poller.poll(milliseconds))
+    def _wait(self, deadline: float | None, other_fd: int | None) -> bool:
+        while not self._has_message():
+            if deadline is None and self.has_ended:
+                return False
+            poller = select.poll()
+            for stream in self._streams:
+                if not stream.has_ended:
+                    poller.register(stream, select.POLLIN)
+            if other_fd is not None:
+                poller.register(other_fd, select.POLLIN)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            readable = [descriptor for descriptor, _ in poller.poll(left)]
+            if not readable or other_fd in readable:
+                return self._has_message()
+        return True
+
+    def _has_message(self) -> bool:
+        return any(stream.has_message() for stream in self._streams)
 
 
 class FrontEndChannel(Channel[FromCore]):
-    """The end of front end `index`, which binds in a directory that only its user may enter."""
+    """A front end's end."""
 
-    def __init__(self, directory: Path, index: int = 0) -> None:
-        super().__init__(decode_from_core)
-        self._outgoing[0].bind(_address(directory, "to_core", index))
-        self._incoming.bind(_address(directory, "from_core", index))
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__([end], decode_from_core)
 
-    @property
-    def incoming_fd(self) -> int:
-        """Readable when messages may have come; edge-triggered: then receive until None."""
-        return int(self._incoming.getsockopt(zmq.FD))
+    def fileno(self) -> int:
+        """Readable when messages may have come, and once the core is gone."""
+        return self._streams[0].fileno()
 
     def encode(self, message: ToCore) -> bytes:
         return self._encoder.encode(message)
@@ -202,35 +210,27 @@ class FrontEndChannel(Channel[FromCore]):
 
     def send_encoded(self, data: bytes) -> None:
         """send() for a message that is encoded."""
-        with contextlib.suppress(zmq.Again):
-            self._outgoing[0].send(data, zmq.NOBLOCK)
-
-    def wait_connected(self, timeout: float) -> bool:
-        """Whether, within `timeout` seconds, the core takes messages."""
-        return bool(self._outgoing[0].poll(int(timeout * 1000), zmq.POLLOUT))
+        self._streams[0].send(data)
 
 
 class CoreChannel(Channel[ToCore | Undecodable]):
-    """The core's end, to one front end or several, which connect whenever they like."""
+    """The core's end, to each front end."""
 
-    def __init__(self, directory: Path, num_front_ends: int = 1) -> None:
-        super().__init__(decode_to_core, num_front_ends)
-        for index, socket in enumerate(self._outgoing):
-            socket.connect(_address(directory, "from_core", index))
-            self._incoming.connect(_address(directory, "to_core", index))
+    def __init__(self, ends: Sequence[socket.socket]) -> None:
+        super().__init__(ends, decode_to_core)
 
     def send(self, message: FromCore) -> None:
         """Send outputs to their owners, an answer to its caller, anything else to everybody."""
         if isinstance(message, CallResult):
             self._send(message.front_end, message)
-        elif isinstance(message, StepOutputs) and len(self._outgoing) > 1:
+        elif isinstance(message, StepOutputs) and len(self._streams) > 1:
             self._send_outputs(message)
         else:
-            for index in range(len(self._outgoing)):
+            for index in range(len(self._streams)):
                 self._send(index, message)
 
     def _send_outputs(self, step: StepOutputs) -> None:
-        parts: list[list[EngineCoreOutput]] = [[] for _ in self._outgoing]
+        parts: list[list[EngineCoreOutput]] = [[] for _ in self._streams]
         for output in step.outputs:
             parts[output.front_end].append(output)
         for index, outputs in enumerate(parts):
@@ -239,9 +239,4 @@ class CoreChannel(Channel[ToCore | Undecodable]):
                 self._send(index, StepOutputs(outputs, step.stats))
 
     def _send(self, index: int, message: FromCore) -> None:
-        with contextlib.suppress(zmq.Again):
-            self._outgoing[index].send(self._encoder.encode(message), zmq.NOBLOCK)
-
-
-def _address(directory: Path, direction: str, index: int) -> str:
-    return f"ipc://{directory}/{direction}.{index}"
+        self._streams[index].send(self._encoder.encode(message))

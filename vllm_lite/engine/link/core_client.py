@@ -241,10 +241,10 @@ class AsyncMPClient(MPClient):
     def attach(self) -> None:
         """Listen to the core from the running event loop; every other method comes after it."""
         self._loop = loop = asyncio.get_running_loop()
-        loop.add_reader(self._handle.channel.incoming_fd, self._on_messages)
+        loop.add_reader(self._handle.channel.fileno(), self._on_messages)
         loop.add_reader(self._handle.exit_fd, self._on_exit)
         self._watch = loop.call_later(INTERVAL, self._on_watch)
-        # The descriptor is edge-triggered: nothing announces earlier messages.
+        # Nothing announces messages that were read together with an earlier one.
         self._on_messages()
 
     async def call(self, command: Command[Answer]) -> Answer:
@@ -291,7 +291,8 @@ class AsyncMPClient(MPClient):
         await asyncio.to_thread(self._handle.stop, STOP_TIMEOUT)
 
     def _on_messages(self) -> None:
-        while (message := self._handle.channel.receive()) is not None:
+        channel = self._handle.channel
+        while (message := channel.receive()) is not None:
             if isinstance(message, StepOutputs):
                 self._outputs.append(message)
             elif isinstance(message, CallResult):
@@ -301,6 +302,9 @@ class AsyncMPClient(MPClient):
             elif isinstance(message, CoreFailed):
                 self._die(f"{message.kind}: {message.message}")
                 return
+        if channel.has_ended and self._loop is not None:
+            # Until its process ends, too, which tells why.
+            self._loop.remove_reader(channel.fileno())
         if self._outputs:
             self._wake()
 
@@ -323,7 +327,7 @@ class AsyncMPClient(MPClient):
 
     def _detach(self) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._handle.channel.incoming_fd)
+            self._loop.remove_reader(self._handle.channel.fileno())
             self._loop.remove_reader(self._handle.exit_fd)
         if self._watch is not None:
             self._watch.cancel()

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
-import tempfile
+import socket
 from abc import ABC, abstractmethod
-from pathlib import Path
 
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
@@ -20,8 +18,6 @@ from vllm_lite.engine.link.channel import FrontEndChannel, Heartbeat
 from vllm_lite.engine.link.messages import CoreFailed, CoreReady, Shutdown
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
 
-# The sun_path of a unix-domain socket holds 108 bytes, the file's name included.
-MAX_DIRECTORY_LENGTH = 90
 # Seconds that messages of a core that has ended may still take to arrive.
 LAST_WORDS_TIMEOUT = 0.2
 _USER_ERRORS: dict[str, type[VLLMLiteError]] = {
@@ -32,11 +28,13 @@ _USER_ERRORS: dict[str, type[VLLMLiteError]] = {
 class CoreHandle(ABC):
     """The channel, the heartbeat, the start and the last words of any core."""
 
-    def __init__(self, directory: Path, heartbeat: Heartbeat, exit_fd: int, front_end: int) -> None:
-        self.directory = directory
+    def __init__(
+        self, end: socket.socket, heartbeat: Heartbeat, exit_fd: int, front_end: int
+    ) -> None:
+        """`end`: a socket whose other end the core has."""
         # The index of the front end that holds this.
         self.front_end = front_end
-        self.channel = FrontEndChannel(directory, front_end)
+        self.channel = FrontEndChannel(end)
         self.heartbeat = heartbeat
         # Readable (end of file) once the core has ended.
         self.exit_fd = exit_fd
@@ -100,37 +98,28 @@ class CoreHandle(ABC):
         if not has_message and not self.channel.wait(LAST_WORDS_TIMEOUT):
             raise EngineDeadError(f"The engine core ended while starting: {self.exit_cause()}")
         message = self.channel.receive()
-        if isinstance(message, CoreReady) and self.channel.wait_connected(limit):
+        if isinstance(message, CoreReady):
             return message
-        if isinstance(message, CoreFailed):
-            if message.kind in _USER_ERRORS:
-                raise _USER_ERRORS[message.kind](message.message)
-            raise EngineDeadError(
-                f"The engine core failed to start: {message.kind}: {message.message}"
-            )
-        raise EngineDeadError("The engine core did not connect")
+        assert isinstance(message, CoreFailed)
+        if message.kind in _USER_ERRORS:
+            raise _USER_ERRORS[message.kind](message.message)
+        raise EngineDeadError(f"The engine core failed to start: {message.kind}: {message.message}")
 
 
 class StartedCore(CoreHandle):
     """A core that this process started, and that ends with it."""
 
-    def __init__(self, heartbeat: Heartbeat, exit_fd: int, num_front_ends: int = 1) -> None:
+    def __init__(
+        self, end: socket.socket, heartbeat: Heartbeat, exit_fd: int, num_front_ends: int = 1
+    ) -> None:
         self.num_front_ends = num_front_ends
-        super().__init__(_private_directory(), heartbeat, exit_fd, front_end=0)
+        # For the channels of further front ends, once the core has started.
+        self.further_ends: list[socket.socket] = []
+        super().__init__(end, heartbeat, exit_fd, front_end=0)
 
     @abstractmethod
     def start(self, config: VllmConfig) -> None:
         """Pass the configuration; the core begins to load."""
-
-    def wait_ready(self) -> CoreReady:
-        ready = super().wait_ready()
-        if self.num_front_ends == 1:
-            self.remove_directory()
-        return ready
-
-    def remove_directory(self) -> None:
-        """Remove the sockets' names, once all front ends are connected."""
-        shutil.rmtree(self.directory, ignore_errors=True)
 
     def stop(self, timeout: float) -> None:
         """Ask the core to end after its current step; kill it after `timeout` seconds."""
@@ -139,16 +128,13 @@ class StartedCore(CoreHandle):
             self.kill()
         self.close()
 
-    def close(self) -> None:
-        super().close()
-        self.remove_directory()
-
 
 class JoinedCore(CoreHandle):
     """A core that another process of the same server started and ends."""
 
-    def __init__(self, directory: Path, heartbeat_fd: int, exit_fd: int, front_end: int) -> None:
-        super().__init__(directory, Heartbeat(heartbeat_fd), exit_fd, front_end)
+    def __init__(self, channel_fd: int, heartbeat_fd: int, exit_fd: int, front_end: int) -> None:
+        end = socket.socket(fileno=channel_fd)
+        super().__init__(end, Heartbeat(heartbeat_fd), exit_fd, front_end)
 
     def kill(self) -> None:
         """Do nothing: the process that started the core notices for itself."""
@@ -158,11 +144,3 @@ class JoinedCore(CoreHandle):
 
     def stop(self, timeout: float) -> None:
         self.close()
-
-
-def _private_directory() -> Path:
-    directory = Path(tempfile.mkdtemp(prefix="vllm-lite-"))
-    if len(str(directory)) > MAX_DIRECTORY_LENGTH:
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="vllm-lite-", dir="/tmp"))
-    return directory

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import weakref
-from pathlib import Path
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.channel import Heartbeat
 from vllm_lite.engine.link.core_handle import StartedCore
 from vllm_lite.engine.link.spawn import allow_open_files, discard_spawned, spawn_core
-from vllm_lite.lifeline import ChildProcess
 
 
 class CoreProcess(StartedCore):
@@ -19,9 +16,13 @@ class CoreProcess(StartedCore):
     def __init__(self, num_front_ends: int = 1) -> None:
         self._spawned = spawn_core()
         super().__init__(
-            Heartbeat(self._spawned.heartbeat_fd), self._spawned.exit_fd, num_front_ends
+            self._spawned.end,
+            Heartbeat(self._spawned.heartbeat_fd),
+            self._spawned.exit_fd,
+            num_front_ends,
         )
-        self._finalizer = weakref.finalize(self, _clean_up, self._spawned.child, self.directory)
+        # Of a handle that was not stopped, at exit or when it is collected.
+        self._finalizer = weakref.finalize(self, self._spawned.child.kill)
 
     @property
     def pid(self) -> int:
@@ -31,7 +32,7 @@ class CoreProcess(StartedCore):
         # A core that waits for a GPU or for ranks may use no processor meanwhile.
         self.computes_itself = config.device == "cpu" and not config.parallel.has_ranks
         self.watched_pid = self.pid
-        self._spawned.give(config, str(self.directory), self.num_front_ends)
+        self.further_ends = self._spawned.give(config, self.num_front_ends)
 
     def kill(self) -> None:
         self._spawned.child.kill()
@@ -39,12 +40,6 @@ class CoreProcess(StartedCore):
 
     def exit_cause(self) -> str:
         return self._spawned.child.exit_cause()
-
-
-def _clean_up(child: ChildProcess, directory: Path) -> None:
-    """Clean up after a handle that was not stopped, at exit or when it is collected."""
-    child.kill()
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def launch_core(

@@ -8,6 +8,7 @@ VLLM_CPU_OMP_THREADS_BIND binds that thread too: it computes.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -34,7 +35,8 @@ class CoreThread(StartedCore):
 
     def __init__(self, make_executor: Callable[[VllmConfig], Executor] = make_executor) -> None:
         exit_fd, self._exit_writer = os.pipe()
-        super().__init__(Heartbeat.create(), exit_fd)
+        end, self._core_end = socket.socketpair()
+        super().__init__(end, Heartbeat.create(), exit_fd)
         self._make_executor = make_executor
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -57,11 +59,12 @@ class CoreThread(StartedCore):
     def close(self) -> None:
         if self._thread is None:
             os.close(self._exit_writer)
+            self._core_end.close()
         super().close()
 
     def _run(self, config: VllmConfig) -> None:
         timeline.restart()
-        channel = CoreChannel(self.directory)
+        channel = CoreChannel([self._core_end])
         heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._error = CoreLoop(channel, heartbeat).run(
             lambda: EngineCore(config, self._make_executor)

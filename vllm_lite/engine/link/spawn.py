@@ -5,8 +5,10 @@ Imports little, so that `vllm-lite serve` can spawn before it has read its optio
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import socket
 import tempfile
 from typing import Any
 
@@ -20,45 +22,66 @@ from vllm_lite.lifeline import ChildProcess
 HEARTBEAT_SIZE = 16
 # Files that an engine's processes open before the first client comes, and that many clients take.
 _FEWEST_FILES, _ENOUGH_FILES = 96, 65535
+# The message that a descriptor comes with.
+_FOLLOWS = b"s"
 
 
 class CoreJob(msgspec.Struct):
-    """A VllmConfig as msgpack, the directory of the channel, and how many front ends it has."""
+    """A VllmConfig as msgpack, and how many front ends the core has."""
 
     config: msgspec.Raw
-    directory: str
     num_front_ends: int
 
 
 class SpawnedCore:
-    """The child, the memory of its heartbeat, and a descriptor that is readable once it ended."""
+    """The child, a socket to it, its heartbeat, and a descriptor that is readable once it ended."""
 
     def __init__(self) -> None:
         """Raises UsageError where too few files may be opened, EngineDeadError without a child."""
         allow_open_files()
         self.exit_fd, exit_writer = os.pipe()
         self.heartbeat_fd = heartbeat_memory()
+        self.end, theirs = socket.socketpair()
         environment = envs.module_environment()
         # Waiting OpenMP threads sleep: on a crowded machine spinning ones starve the rest.
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         environment.setdefault("GOMP_SPINCOUNT", "1000")
         self.child = ChildProcess(
             "vllm_lite.engine.core",
-            [str(self.heartbeat_fd), str(os.getpid())],
-            pass_fds=(self.heartbeat_fd,),
+            [str(theirs.fileno()), str(self.heartbeat_fd), str(os.getpid())],
+            pass_fds=(theirs.fileno(), self.heartbeat_fd),
             environment=environment,
             exit_writer=exit_writer,
         )
+        theirs.close()
         if self.child.process is None:
             os.close(self.exit_fd)
             os.close(self.heartbeat_fd)
+            self.end.close()
             raise EngineDeadError(f"The engine core could not be started: {self.child.error}")
         self.process = self.child.process
 
-    def give(self, config: Any, directory: str, num_front_ends: int) -> None:
-        """Begin to load: the child reads its job."""
+    def give(self, config: Any, num_front_ends: int) -> list[socket.socket]:
+        """Begin to load: the child reads its job. Gives the sockets of further front ends."""
+        pairs = [socket.socketpair() for _ in range(1, num_front_ends)]
+        with contextlib.suppress(BrokenPipeError):  # a child that is gone shows elsewhere
+            for _, theirs in pairs:
+                socket.send_fds(self.end, [_FOLLOWS], [theirs.fileno()])
+        for _, theirs in pairs:
+            theirs.close()
         encode = msgspec.msgpack.encode
-        self.child.give(encode(CoreJob(msgspec.Raw(encode(config)), directory, num_front_ends)))
+        self.child.give(encode(CoreJob(msgspec.Raw(encode(config)), num_front_ends)))
+        return [end for end, _ in pairs]
+
+
+def sockets_of(descriptor: int, job: CoreJob) -> list[socket.socket]:
+    """In the child: the sockets to all front ends."""
+    first = socket.socket(fileno=descriptor)
+    ends = [first]
+    for _ in range(1, job.num_front_ends):
+        _, descriptors, _, _ = socket.recv_fds(first, len(_FOLLOWS), 1)
+        ends.append(socket.socket(fileno=descriptors[0]))
+    return ends
 
 
 _ahead: SpawnedCore | None = None

@@ -36,8 +36,7 @@ class ReplicaJob(msgspec.Struct):
     config: VllmConfig
     server_config: ServerConfig
     url: str
-    # Of the engine core's channel.
-    directory: str
+    channel_fd: int
     heartbeat_fd: int
     core_exit_fd: int
     board_fd: int
@@ -58,7 +57,6 @@ class Replicas:
 
     def __init__(self) -> None:
         self.peer_fds: list[int] = []
-        self._core: StartedCore | None = None
         self._replicas: list[_Replica] = []
 
     def start(
@@ -70,7 +68,6 @@ class Replicas:
         board: Board,
     ) -> None:
         """Start one for each further front end of `core`; they wait for it by themselves."""
-        self._core = core
         count = core.num_front_ends
         pairs = _socket_pairs(count)
         self.peer_fds = pairs[0]
@@ -83,7 +80,7 @@ class Replicas:
                 config=config,
                 server_config=server_config,
                 url=listener.url,
-                directory=str(core.directory),
+                channel_fd=core.further_ends[index - 1].fileno(),
                 heartbeat_fd=core.heartbeat.fd,
                 core_exit_fd=core.exit_fd,
                 board_fd=board.fd,
@@ -98,14 +95,12 @@ class Replicas:
         for descriptors in pairs[1:]:
             for descriptor in descriptors:
                 os.close(descriptor)
-        for one in listener.sockets[1:]:
+        for one in (*core.further_ends, *listener.sockets[1:]):
             one.close()
 
     async def wait_ready(self) -> None:
         """Wait until every replica serves or one has died, which `wait_death` reports."""
         await asyncio.gather(*(_readable(replica.ready_fd) for replica in self._replicas))
-        if self._core is not None:
-            self._core.remove_directory()
 
     async def wait_death(self) -> str:
         """How a replica ended; waits until one does."""
@@ -139,6 +134,7 @@ class Replicas:
 
 def _start(job: ReplicaJob, exit_writer: int) -> ChildProcess:
     descriptors = (
+        job.channel_fd,
         job.heartbeat_fd,
         job.core_exit_fd,
         job.board_fd,

@@ -11,7 +11,6 @@ import gc
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import uvloop
@@ -191,7 +190,7 @@ def serve_first(
 
 def join_engine(job: ReplicaJob) -> AsyncLLM:
     """The engine of a replica, once it is ready; raises what keeps it from starting."""
-    core = JoinedCore(Path(job.directory), job.heartbeat_fd, job.core_exit_fd, job.index)
+    core = JoinedCore(job.channel_fd, job.heartbeat_fd, job.core_exit_fd, job.index)
     return AsyncLLM(job.config, core, board=Board(job.board_fd, job.index, job.count))
 
 
