@@ -3,9 +3,9 @@
     python benchmarks/chat_path.py MODEL       any checkpoint with a chat template
 
 Lists, in order of their first call, the modules of vllm_lite whose functions run in the request's
-own tasks until the message with its sequence is on the engine core's channel. Numbered are those
-called after the body was received; routing and middleware come before it. The core runs in this
-process, and an earlier request starts what is started once.
+own tasks until the message with its sequence is given to the engine core's stream. Numbered are
+those called after the body was received; routing and middleware come before it. The core runs in
+this process, and an earlier request starts what is started once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import vllm_lite
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.server import ServerConfig
 from vllm_lite.engine.front.async_llm import AsyncLLM
-from vllm_lite.engine.link.channel import FrontEndChannel
+from vllm_lite.engine.link.stream import MessageStream
 from vllm_lite.server.app import build_app
 
 ROOT = Path(vllm_lite.__file__).parent
-_SENT = FrontEndChannel.send_encoded.__code__
+_SEND = MessageStream.send.__code__
 # The code objects called so far, of the request that this task serves.
 _calls: ContextVar[dict[CodeType, None] | None] = ContextVar("calls", default=None)
 
@@ -79,11 +79,12 @@ class ChatPath:
         calls = _calls.get()
         if self._is_sent or calls is None:
             return
+        if frame.f_code is _SEND:
+            self._is_sent = True
+            return
         # A coroutine that resumes counts as called again: those before the body wait for the rest.
         if event == "call" and (calls is self._before or frame.f_code not in self._before):
             calls[frame.f_code] = None
-        elif event == "return" and frame.f_code is _SENT:
-            self._is_sent = True
 
 
 def _modules(calls: dict[CodeType, None]) -> list[str]:

@@ -16,7 +16,9 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 from starlette.routing import compile_path
+from starlette.types import Receive, Scope, Send
 
 from vllm_lite import __version__, envs
 from vllm_lite.config.server import ServerConfig
@@ -53,7 +55,7 @@ from vllm_lite.server.openai.tokenize_service import (
     TokenizeRequest,
     TokenizeService,
 )
-from vllm_lite.server.openapi import Endpoint, Route, openapi_document
+from vllm_lite.server.openapi import Route, openapi_document
 from vllm_lite.server.pooling.routes import generation_refusals, pooling_refusals, pooling_routes
 from vllm_lite.server.process.peers import Peers
 from vllm_lite.server.startup_checks import load_middleware
@@ -90,14 +92,12 @@ def build_app(
     if not server_config.disable_web_page:
         table += _page_routes(WebPageService(), LiveService(context))
     for route in table:
-        app.add_api_route(
-            route.path,
-            _served(route, keys, client),
-            methods=[route.method],
-            response_model=None,
-            summary=route.endpoint.__doc__,
-            include_in_schema=route.is_public,
+        # FastAPI's own would solve dependencies that no endpoint has.
+        served = StarletteRoute(
+            route.path, ServedRoute(route, keys, client), methods=[route.method], name=route.path
         )
+        served.methods = {route.method}
+        app.routes.append(served)
     app.add_exception_handler(HTTPException, _on_router_error(keys, table))
     app.add_exception_handler(Exception, _on_middleware_error)
     _describe(app, table)
@@ -221,24 +221,31 @@ def _page_routes(web: WebPageService, live: LiveService) -> list[Route]:
     ]
 
 
-def _served(route: Route, keys: ApiKeys, client: EngineClient) -> Endpoint:
-    """The route's endpoint behind its guard, its errors turned into responses."""
+class ServedRoute:
+    """A route's endpoint behind its guard, as an ASGI application; errors become responses."""
 
-    async def endpoint(request: Request) -> Response:
+    def __init__(self, route: Route, keys: ApiKeys, client: EngineClient) -> None:
+        self.route = route
+        self._keys = keys
+        self._client = client
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        route = self.route
         try:
             if not route.is_open:
-                begin_request(keys.check(request.headers), request.headers)
+                begin_request(self._keys.check(request.headers), request.headers)
             response = await route.endpoint(request)
             if route.reports_load:
-                add_load_report(request, response, client.registry)
+                add_load_report(request, response, self._client.registry)
             return response
         except (ClientLeftError, ClientDisconnect):
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         except Exception as error:
             return route.refuse(failure_of(error, _error_id(request)))
-
-    endpoint.__name__ = route.path.strip("/").replace("/", "_") or "root"
-    return endpoint
 
 
 def _on_router_error(

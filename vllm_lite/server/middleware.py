@@ -44,7 +44,8 @@ class CountRequests:
             await self._app(scope, receive, observed)
         finally:
             if status:
-                route = scope.get("route")
+                # Of a ServedRoute, where one was found.
+                route = getattr(scope.get("endpoint"), "route", None)
                 self._metrics.count_request(
                     None if route is None else route.path,
                     scope["method"],

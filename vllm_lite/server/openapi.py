@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
@@ -72,7 +73,8 @@ class Route:
 
 
 def openapi_document(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    described = [_described(one) for one in routes]
+    document = get_openapi(title=app.title, version=app.version, routes=described)
     models = [(model, "validation") for one in routes for model in one.bodies]
     references, found = models_json_schema(
         list(dict.fromkeys(models)),  # type: ignore[arg-type]
@@ -86,6 +88,21 @@ def openapi_document(app: FastAPI, routes: Sequence[Route]) -> dict[str, Any]:
         known = [references[model, "validation"] for model in one.bodies]
         _complete(operation, path, known, one)
     return document
+
+
+def _described(route: Route) -> APIRoute:
+    """The route as FastAPI describes it."""
+
+    async def endpoint(request: Request) -> None: ...
+
+    return APIRoute(
+        route.path,
+        endpoint,
+        name=route.path.strip("/").replace("/", "_") or "root",
+        methods=[route.method],
+        response_model=None,
+        summary=route.endpoint.__doc__,
+    )
 
 
 def _complete(

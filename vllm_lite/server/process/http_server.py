@@ -6,17 +6,19 @@ head, and one that cannot be understood is answered in the server's error shape.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import ssl
 from collections.abc import Collection, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_client_addr, get_path_with_query_string
 
 from vllm_lite import envs
 from vllm_lite.config.logging import LoggingConfig
@@ -24,6 +26,7 @@ from vllm_lite.config.server import ServerConfig
 from vllm_lite.server.errors import Failure
 from vllm_lite.server.generation import current_request_id
 
+_access = logging.getLogger("uvicorn.access")
 # The colon, the space and the line's end.
 _HEADER_FRAME = 4
 # Seconds that replies may take to reach their clients once nothing is generated any more.
@@ -47,6 +50,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _head_size = 0
     _is_in_head = True
     _refusal: Failure | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.access_log = False  # an AccessLog writes the lines
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and answer for what cannot be."""
@@ -123,6 +130,33 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         )
 
 
+class AccessLog:
+    """Logs a request as uvicorn does, but when its reply has begun to leave, not before."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            await send(message)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif status:
+                asked: Any = scope
+                client, path = get_client_addr(asked), get_path_with_query_string(asked)
+                words = (client, scope["method"], path, scope["http_version"], status)
+                _access.info('%s - "%s %s HTTP/%s" %d', *words)
+                status = 0
+
+        await self._app(scope, receive, observed)
+
+
 def limited_protocol(max_headers: int, max_head: int) -> type[LimitedHttpProtocol]:
     """The protocol class for these limits; uvicorn makes one instance a connection."""
     return type(
@@ -145,26 +179,26 @@ def http_server(
     app: ASGIApp, server_config: ServerConfig, tls: ssl.SSLContext | None, log: LoggingConfig
 ) -> HttpServer:
     """A server of `app`, over TLS where there is a context; it opens no socket."""
+    writes_access = not server_config.disable_uvicorn_access_log
     config = uvicorn.Config(
-        app,
+        AccessLog(app) if writes_access else app,
         http=limited_protocol(
             server_config.h11_max_header_count, server_config.h11_max_incomplete_event_size
         ),
         loop="none",
         ws="none",
         log_level=server_config.uvicorn_log_level,
-        access_log=not server_config.disable_uvicorn_access_log,
+        access_log=writes_access,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
         timeout_graceful_shutdown=round(FLUSH_TIMEOUT),
         log_config=_log_config(log),
         ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
     # Only now uvicorn's logger is what it will be.
-    access = logging.getLogger("uvicorn.access")
     paths = (server_config.disable_access_log_for_endpoints or "").split(",")
     if silenced := [path.strip() for path in paths if path.strip()]:
-        access.addFilter(PathFilter(silenced))
-    access.addFilter(_with_request_id)
+        _access.addFilter(PathFilter(silenced))
+    _access.addFilter(_with_request_id)
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: not str(record.msg).startswith(_START)
     )
