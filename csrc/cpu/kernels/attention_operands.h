@@ -341,6 +341,9 @@ void pack_row(const Query* from, int64_t head_size, float* to) {
 template <class Query>
 void pack_row(const Query* from, int64_t head_size, uint32_t* to) {
   to[(head_size - 1) / 2] = 0;
+  for (; head_size >= 2 * kLanes; head_size -= 2 * kLanes, from += 2 * kLanes, to += kLanes) {
+    memcpy(to, from, sizeof(Vec));
+  }
   memcpy(to, from, head_size * sizeof(Query));
 }
 

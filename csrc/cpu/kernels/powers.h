@@ -18,12 +18,16 @@ constexpr float kFinePowers[] = {6.9314720286e-1f, 2.4022647914e-1f, 5.550332470
 // hundreds of cycles for one. Vectors go side by side, as one alone waits for itself.
 template <int kDegree, int N>
 inline void raise_two(Vec (&x)[N], const float (&powers)[kDegree]) {
+  Vec whole[N], rest[N], sum[N];
+#if !defined(__AVX512F__)
   constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
-  constexpr float kLowest = -127.0f;
-  Vec shifted[N], rest[N], sum[N];
-  for (int i = 0; i < N; ++i) x[i] = max_lanes(x[i], broadcast(kLowest));
-  for (int i = 0; i < N; ++i) shifted[i] = x[i] + kRounder;
-  for (int i = 0; i < N; ++i) rest[i] = x[i] - (shifted[i] - kRounder);
+  for (int i = 0; i < N; ++i) x[i] = max_lanes(x[i], broadcast(-127.0f));
+  for (int i = 0; i < N; ++i) whole[i] = x[i] + kRounder;
+  for (int i = 0; i < N; ++i) rest[i] = x[i] - (whole[i] - kRounder);
+#else
+  for (int i = 0; i < N; ++i) whole[i] = _mm512_maskz_roundscale_ps(0xffff, x[i], 0);
+  for (int i = 0; i < N; ++i) rest[i] = x[i] - whole[i];
+#endif
   for (int i = 0; i < N; ++i) sum[i] = broadcast(powers[kDegree - 1]);
 #pragma GCC unroll 8
   for (int k = kDegree - 2; k >= 0; --k) {
@@ -31,10 +35,15 @@ inline void raise_two(Vec (&x)[N], const float (&powers)[kDegree]) {
   }
   for (int i = 0; i < N; ++i) sum[i] = multiply_add(sum[i], rest[i], broadcast(1.0f));
   for (int i = 0; i < N; ++i) {
+#if !defined(__AVX512F__)
     // The rounder is nothing but bits that the shift drops.
-    const IntVec exponent = bit_cast<IntVec>(shifted[i]) << 23;
+    const IntVec exponent = bit_cast<IntVec>(whole[i]) << 23;
     const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(sum[i]) + exponent);
     x[i] = x[i] < broadcast(-126.0f) ? Vec{} : scaled;
+#else
+    const __mmask16 is_normal = _mm512_cmp_ps_mask(x[i], broadcast(-126.0f), _CMP_NLT_UQ);
+    x[i] = _mm512_maskz_scalef_ps(is_normal, sum[i], whole[i]);
+#endif
   }
 }
 

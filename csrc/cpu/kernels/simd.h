@@ -288,7 +288,10 @@ static inline Vec exponential(Vec x) {
   constexpr float kLn2Low = -2.12194440e-4f;
   // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low mantissa bits.
   constexpr float kRounder = 12582912.0f;
-  const Vec bounded = min_lanes(max_lanes(x, broadcast(kLowest)), broadcast(kHighest));
+  Vec bounded = min_lanes(x, broadcast(kHighest));
+#if !defined(__AVX512F__)
+  bounded = max_lanes(bounded, broadcast(kLowest));
+#endif
   const Vec shifted = bounded * kLog2E + kRounder;
   const Vec n = shifted - kRounder;
   Vec r = multiply_add(n, broadcast(-kLn2High), bounded);
@@ -300,9 +303,14 @@ static inline Vec exponential(Vec x) {
   p = multiply_add(p, r, broadcast(1.6666665459e-1f));
   p = multiply_add(p, r, broadcast(5.0000001201e-1f));
   p = multiply_add(p, r * r, r) + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(x, broadcast(kLowest), _CMP_NLT_UQ);
+  return _mm512_maskz_scalef_ps(is_normal, p, n);
+#else
   const IntVec exponent = (bit_cast<IntVec>(shifted) - bit_cast<int32_t>(kRounder)) << 23;
   const Vec scaled = bit_cast<Vec>(bit_cast<IntVec>(p) + exponent);
   return x < broadcast(kLowest) ? Vec{} : scaled;
+#endif
 }
 
 static inline float exponential(float x) { return exponential(broadcast(x))[0]; }
