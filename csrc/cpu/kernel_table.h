@@ -631,13 +631,14 @@ struct WidenRows {
 };
 
 // Rows of x that go through a panel together.
-constexpr int64_t kGroupedRows = 64;
+constexpr int64_t kGroupedRows = 96;
 
 struct GroupedProduct {
   const float* x;    // [T, wide_row_floats]
   bool are_brief;    // the rows' numbers are bfloat16's
   bool are_codes;    // they were rounded
   bool are_int8;     // to int8
+  bool are_whole;    // with one scale each
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]

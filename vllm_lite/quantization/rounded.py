@@ -1,6 +1,7 @@
 """Online quantisation of any checkpoint to codes with scales, as `config/quantized/in_flight` says.
 
-Activations stay as they are. The embedding and the output head stay plain.
+Activations stay as they are, unless the form rounds them. The embedding and the output head stay
+plain.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from vllm_lite.quantization.grouped import grouped_kernel
 from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.rounding import encode
 from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.stored_codes import activation_rounding
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 
@@ -44,5 +46,7 @@ class RoundedLinearMethod(UnquantizedLinearMethod):
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
         stored = weights["weight"]
-        tensors = encode(stored.on_device(stored.data), self._form)
-        return grouped_kernel(self._layout.read(tensors), bias, out_dtype)
+        weight, rounding = stored.on_device(stored.data), self._form.rounding
+        rounded = None if rounding is None else activation_rounding(rounding, weight.device)
+        tensors = encode(weight, self._form)
+        return grouped_kernel(self._layout.read(tensors), bias, out_dtype, rounded)

@@ -1,4 +1,4 @@
-"""Online quantisation of weights and activations on a GPU: `int8` and `fp8`.
+"""Online quantisation of weights and activations on a GPU: `int8`, `int8_per_channel` and `fp8`.
 
 Each output of a weight and each token of the activations has a scale. The embedding and the
 output head stay plain, for accuracy.
@@ -21,7 +21,7 @@ from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 # Types of weights by the name in --quantization.
 SCALED_NUMBERS: Final = {
-    "int8": torch.int8,
+    **dict.fromkeys(("int8", "int8_per_channel"), torch.int8),
     **dict.fromkeys(("fp8", "fp8_per_channel", "ptpc_fp8"), torch.float8_e4m3fn),
 }
 

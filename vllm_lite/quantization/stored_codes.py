@@ -99,7 +99,7 @@ class StoredCodesMethod(UnquantizedLinearMethod):
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
         rounding = None
         if form.rounding is not None:
-            rounding = _rounding(form.rounding, input_scale, input_zero, codes.device)
+            rounding = activation_rounding(form.rounding, codes.device, input_scale, input_zero)
         is_exact = self._is_exact or is_fast_in_groups(self._dtype)
         return grouped_kernel(weight, bias, out_dtype, rounding, is_exact)
 
@@ -140,9 +140,13 @@ def _input_scale(
     return scale, (-128 - low / scale).round()
 
 
-def _rounding(
-    form: Rounding, input_scale: Tensor | None, input_zero: Tensor | None, device: torch.device
+def activation_rounding(
+    form: Rounding,
+    device: torch.device,
+    input_scale: Tensor | None = None,
+    input_zero: Tensor | None = None,
 ) -> ActivationRounding:
+    """The rounding as kernels take it, with the scale and the zero point [1] of a static one."""
     if form.bits == 8:
         return ActivationRounding(
             _ROUNDED[form.number],

@@ -8,6 +8,7 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/row_codes.h"
 #include "cpu/kernels/store_rows.h"
+#include "cpu/kernels/whole_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
@@ -393,6 +394,9 @@ void widen_row(const WidenRows& p, int64_t row) {
   const GroupedWeight& w = *p.weight;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
   float* to = p.rows + row * wide_row_floats(w);
+#if VLLM_LITE_HAS_GROUPED_PAIRS && !VLLM_LITE_HAS_TILES
+  if (is_whole(p)) return make_whole_row(p, x, row);
+#endif
   const int64_t padded = padded_inputs(w), room = room_of_segments(w);
   float* scales = to + padded + room;
   for (int64_t i = 0; i < room; ++i) scales[i] = 1.0f;
@@ -447,6 +451,10 @@ static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, floa
 }
 #elif VLLM_LITE_HAS_GROUPED_PAIRS
 static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, float* results) {
+  if (is_whole(p)) {
+    for (int64_t panel = begin; panel < end; ++panel) multiply_whole(p, panel);
+    return;
+  }
   if (p.are_int8 && has_quads(*p.weight)) {
     return multiply_panels<ByQuads>(p, QuadCodes{}, begin, end, results);
   }
