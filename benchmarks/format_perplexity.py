@@ -245,7 +245,9 @@ def forms(demo: Demo) -> Iterator[Form]:
     for name, form in {**CODES, **BLOCKS}.items():
         seen.setdefault(form, name)
     for form, name in seen.items():
-        inputs = "int8 in 32" if form in BLOCKS.values() else ""
+        rounding = getattr(form, "rounding", None)
+        inputs = f"int8 by {rounding.scope}" if rounding else ""
+        inputs = "int8 in 32" if form in BLOCKS.values() else inputs
         yield Form("in flight", name, inputs, lambda: demo.plain, {"quantization": name})
     for name, (inputs, settings, quantise) in CHECKPOINTS.items():
         yield Form("checkpoint", name, inputs, partial(demo.stored, settings, quantise), {})

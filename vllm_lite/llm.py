@@ -85,9 +85,7 @@ class LLM(PoolingCalls):
         listed = as_prompts(prompts)
         params = self._params_for(sampling_params, len(listed))
         priorities = one_each("priority", priority, len(listed)) if priority else [0] * len(listed)
-        inputs = [
-            self.llm_engine.process(prompt, own) for prompt, own in zip(listed, params, strict=True)
-        ]
+        inputs = self.llm_engine.process_all(listed, params)
         self.llm_engine.prepare(inputs)
         return cast("list[RequestOutput]", self._run(inputs, priorities, use_tqdm))
 

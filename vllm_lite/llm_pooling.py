@@ -81,12 +81,8 @@ class PoolingCalls(ABC):
         params = pooling_params or PoolingParams()
         if isinstance(params, PoolingParams):
             params = [params] * len(listed)
-        inputs = [
-            self.llm_engine.process(prompt, own.for_task(pooling_task))
-            for prompt, own in zip(
-                listed, one_each("pooling_params", params, len(listed)), strict=True
-            )
-        ]
+        each = one_each("pooling_params", params, len(listed))
+        inputs = self.llm_engine.process_all(listed, [own.for_task(pooling_task) for own in each])
         found = self._run(inputs, [0] * len(inputs), use_tqdm)
         outputs = cast("list[PoolingRequestOutput[PoolingOutput]]", found)
         for output in outputs:

@@ -638,7 +638,7 @@ struct GroupedProduct {
   bool are_brief;    // the rows' numbers are bfloat16's
   bool are_codes;    // they were rounded
   bool are_int8;     // to int8
-  bool are_whole;    // with one scale each
+  bool are_whole;    // to int8, with one scale each
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]

@@ -173,6 +173,27 @@ def test_rounded_rows_depend_on_no_others(name: str, number: torch.dtype) -> Non
         assert torch.equal(part, whole[7 : 7 + count])
 
 
+@pytest.mark.parametrize("inputs", [16, 200, 2048, 4128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_int8_by_int8_is_the_same_whatever_the_rows(
+    inputs: int, dtype: torch.dtype, is_static: bool
+) -> None:
+    grouped, bias = weight(8, 75, inputs, inputs), torch.randn(75)
+    packed = ops.pack_grouped(grouped)
+    x = torch.randn(211, inputs).to(dtype)
+    x[5] *= 1e4
+    rounding = ActivationRounding(torch.int8, scale=torch.tensor([0.02]) if is_static else None)
+    whole = ops.grouped_linear(x, packed, bias, dtype, None, rounding)
+    expected = reference.grouped_linear(x, grouped, bias, torch.float32, None, rounding)
+    near = 1e-5 if dtype is torch.float32 else 1e-2
+    largest = float(expected.abs().amax())
+    torch.testing.assert_close(whole.float(), expected, rtol=near, atol=1e-6 * largest)
+    for count in (*range(1, 14), 95, 97):
+        part = ops.grouped_linear(x[3 : 3 + count], packed, bias, dtype, None, rounding)
+        assert torch.equal(part, whole[3 : 3 + count])
+
+
 def test_products_are_recorded() -> None:
     table = ops.pack_grouped(weight(8, 50, 64, 64))
     product = ops.pack_grouped(weight(4, 40, 64, 32))

@@ -334,8 +334,12 @@ def in_flight() -> dict[str, tuple[str, str]]:
             of = f"each {columns} inputs"
         number = form.number.removeprefix("float8_").removeprefix("float4_")
         text = f"{number if number != 'int' else 'int8'} with a scale for {of}"
-        test = _IN_FLIGHT + "test_codes_are_those_of_the_formats_writer_and_take_its_memory"
-        found[name] = (FLIGHTS.get(name, text), test if name in FORMS else "")
+        test = "test_codes_are_those_of_the_formats_writer_and_take_its_memory"
+        is_tested = name in FORMS
+        if form.rounding is not None:
+            text += f", inputs rounded to int8 for each {form.rounding.scope}"
+            test, is_tested = "test_inputs_are_rounded_for_each_token_where_the_name_says_so", True
+        found[name] = (FLIGHTS.get(name, text), _IN_FLIGHT + test if is_tested else "")
     for name, kind in BLOCKS.items():
         test = _IN_FLIGHT + "test_blocks_are_gguf_s_and_near_the_weights"
         found[name] = (

@@ -21,6 +21,7 @@ from tests.models.test_experts import compiled
 from tests.models.test_quantized_checkpoints import SIZES, layers, logits
 from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.kernels.reference.rounding import round_activations
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import StoredTensor
@@ -80,6 +81,16 @@ def test_codes_are_those_of_the_formats_writer_and_take_its_memory(name: str) ->
     torch.testing.assert_close(kernel(x), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
     scales = len(weight) * (4 * 2 + 4) + 1024  # of outputs, and a table
     assert kernel.weight.nbytes <= weight.numel() * bits / 8 + scales
+
+
+def test_inputs_are_rounded_for_each_token_where_the_name_says_so() -> None:
+    weight, x = torch.randn(160, 256) * torch.rand(160, 1), torch.randn(7, 256)
+    _, worth = scaled(torch.int8, "channel", False)("", weight)
+    kernel = finished("int8_per_channel", weight)
+    assert isinstance(kernel, GroupedKernel) and kernel.rounding is not None
+    want = round_activations(x, kernel.rounding) @ worth.T
+    torch.testing.assert_close(kernel(x), want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+    assert not torch.equal(kernel(x), x @ worth.T)
 
 
 @pytest.mark.parametrize("name", CONVERTERS)

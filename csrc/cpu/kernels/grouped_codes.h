@@ -13,6 +13,8 @@
 namespace vllm_lite::VLLM_LITE_ISA {
 
 constexpr int kUnit = static_cast<int>(kCodesOfUnit);
+// Prefetch distances in bytes: into the second cache, and from there into the first.
+constexpr int64_t kFarAhead = 8192, kNearAhead = 1024;
 
 static inline int64_t grouped_panel_bytes(const GroupedWeight& w) {
   return padded_inputs(w) * kPanel * w.bits / 8;

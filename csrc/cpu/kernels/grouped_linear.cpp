@@ -24,8 +24,6 @@ constexpr int kFewRows = 1, kManyRows = 2;
 #endif
 constexpr int kTileVectors = 2;
 constexpr int kHalfUnit = kUnit / 2;
-// Prefetch distances in bytes: into the second cache, and from there into the first.
-constexpr int64_t kFarAhead = 8192, kNearAhead = 1024;
 
 // The usual order of sums: even inputs of a segment, odd ones, both together.
 struct BySegments {

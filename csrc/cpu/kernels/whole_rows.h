@@ -11,7 +11,7 @@
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
-constexpr int kWholeRows = 12;
+constexpr int kWholeRows = 12, kFewWholeRows = 4;
 // Inputs whose bytes are made at once, and those whose products fit 32 bits.
 constexpr int64_t kWholeInputs = 2048, kMostWholeInputs = 1 << 16;
 
@@ -75,14 +75,15 @@ static inline void make_whole_row(const WidenRows& p, const T* x, int64_t row) {
     code([&](Vec v) { return max_lanes(min_lanes(v / broadcast(scale), most), -most); });
   } else {
     const float largest = largest_of(x, w.num_inputs);
-    // What is not finite makes the scale so.
+    // What is not finite makes the scale so, whatever its codes are.
     const bool is_usable = largest > kSmallest && largest < INFINITY;
     const Vec factor = broadcast(is_usable ? 127.0f / largest : 0.0f);
     code([&](Vec v) { return v * factor; });
     scale = largest / 127.0f;
   }
   memset(bytes + w.num_inputs, 0, padded - w.num_inputs);
-  const WholeRow of = {scale, -128 * _mm512_reduce_add_epi32(total)};
+  const uint32_t sum = static_cast<uint32_t>(_mm512_reduce_add_epi32(total));
+  const WholeRow of = {scale, static_cast<int32_t>(-128u * sum)};
   memcpy(bytes + padded, &of, sizeof of);
 }
 
@@ -118,15 +119,22 @@ struct WholeOutputs {
   }
 };
 
+// The codes of the next panel, of which each tile asks for its part: reading goes on meanwhile.
+struct Ahead {
+  const uint8_t* at;
+  int64_t step;
+};
+
 // Sums over `num_quads` times four inputs: from begin(row, vector) on, given to end(row, both).
 template <int kRows, class Begin, class End>
 [[gnu::always_inline]] static inline void add_quads(const uint32_t* quads, int64_t num_quads,
-                                                    const char* x, int64_t stride, Begin&& begin,
-                                                    End&& end) {
+                                                    const char* x, int64_t stride, Ahead ahead,
+                                                    Begin&& begin, End&& end) {
   __m512i sums[kRows][kPanelVectors];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) sums[r][0] = begin(r, 0), sums[r][1] = begin(r, 1);
-  for (int64_t i = 0; i < num_quads; ++i, quads += kPanel, x += 4) {
+  for (int64_t i = 0; i < num_quads; ++i, quads += kPanel, x += 4, ahead.at += ahead.step) {
+    __builtin_prefetch(ahead.at, 0, 2);
     const __m512i first = _mm512_load_si512(quads), second = _mm512_load_si512(quads + kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
@@ -153,18 +161,17 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
   for (int64_t begin = 0; begin < w.num_inputs; begin += kWholeInputs) {
     const int64_t end = min_of(begin + kWholeInputs, padded_inputs(w));
     for (int64_t i = begin; i < end; i += kUnit, unit += unit_bytes) {
-      for (int64_t line = 0; line < unit_bytes; line += kLine) {
-        __builtin_prefetch(unit + 8 * unit_bytes + line, 0, 2);
-      }
       make_numbers<kUnit / 4>(QuadCodes{}, unit, 0, kPanelVectors, quads + (i - begin) / 4 * kPanel);
     }
+    const int64_t num_tiles = ceil_divide(p.num_rows, kWholeRows);
+    Ahead ahead = {unit, 4 * kPanel / num_tiles};
     int64_t row = 0;
-    for (int64_t tiles = ceil_divide(p.num_rows, kWholeRows); tiles > 0; --tiles) {
+    for (int64_t tiles = num_tiles; tiles > 0; --tiles) {
       const int64_t height = ceil_divide(p.num_rows - row, tiles);
       const char* x = rows + row * stride;
       with_constant<kWholeRows>(height, [&](auto count) {
         add_quads<decltype(count)::value>(
-            quads, (end - begin) / 4, x + begin, stride,
+            quads, (end - begin) / 4, x + begin, stride, ahead,
             [&](int r, int v) {
               return begin > 0 ? _mm512_load_si512(before[row + r] + v * kLanes)
                                : _mm512_set1_epi32(whole_row(w, x + r * stride).excess);
@@ -179,13 +186,69 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
             });
       });
       row += height;
+      ahead.at += ahead.step * (end - begin) / 4;
     }
+  }
+}
+
+// Few rows: codes are multiplied as they come.
+template <int kRows, class Out>
+static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
+  const GroupedWeight& w = *p.weight;
+  const int64_t stride = bytes_of_whole_row(w), unit_bytes = kUnit * kPanel;
+  const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
+  const char* rows = reinterpret_cast<const char*>(p.x);
+  const QuadCodes codes;
+  // Even and odd quads apart, as one multiplication waits for the one before.
+  __m512i sums[2][kRows][kPanelVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kPanelVectors; ++v) {
+      sums[0][r][v] = _mm512_set1_epi32(whole_row(w, rows + r * stride).excess);
+      sums[1][r][v] = _mm512_setzero_si512();
+    }
+  }
+  const char* x = rows;
+  for (int64_t i = 0; i < w.num_inputs; i += kUnit, unit += unit_bytes, x += kUnit) {
+    const QuadCodes::Reader readers[] = {codes.reader(unit, 0), codes.reader(unit, 1)};
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kUnit / 4; ++quad) {
+#pragma GCC unroll 2
+      for (int64_t line = 2 * quad; line < 2 * quad + 2; ++line) {
+        __builtin_prefetch(unit + kFarAhead + line * kLine, 0, 2);
+        __builtin_prefetch(unit + kNearAhead + line * kLine);
+      }
+      const __m512i first = bit_cast<__m512i>(readers[0][quad]);
+      const __m512i second = bit_cast<__m512i>(readers[1][quad]);
+      auto& sum = sums[quad % 2];
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        int32_t four;
+        memcpy(&four, x + r * stride + 4 * quad, sizeof four);
+        sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], first, _mm512_set1_epi32(four));
+        sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], second, _mm512_set1_epi32(four));
+      }
+    }
+  }
+  const WholeOutputs<Out> outputs(p, panel);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    outputs.store_row(r, whole_row(w, rows + r * stride).scale,
+                      _mm512_add_epi32(sums[0][r][0], sums[1][r][0]),
+                      _mm512_add_epi32(sums[0][r][1], sums[1][r][1]));
   }
 }
 
 // Rows by a panel, to the end.
 static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
-  with_type(p.out_dtype, [&](auto number) { multiply_whole<decltype(number)>(p, panel); });
+  with_type(p.out_dtype, [&](auto number) {
+    using Out = decltype(number);
+    if (p.num_rows > kFewWholeRows) return multiply_whole<Out>(p, panel);
+    with_constant<kFewWholeRows>(p.num_rows, [&](auto rows) {
+      multiply_few_whole<decltype(rows)::value, Out>(p, panel);
+    });
+  });
 }
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -14,6 +14,7 @@ from vllm_lite.config.quantized.schemes import NF4, Rounding, StoredCodes
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
+_TOKENS: Final = Rounding("int", 8, "token")
 # What layers become; their inputs are taken as they are, but where a rounding says otherwise.
 CODES: Final[dict[str, StoredCodes]] = {
     **dict.fromkeys(("fp8", "fp8_per_channel", "ptpc_fp8"), CHANNELS),
@@ -21,7 +22,7 @@ CODES: Final[dict[str, StoredCodes]] = {
     "fp8_per_block": StoredCodes("float8_e4m3fn", 8, block=(128, 128)),
     "mxfp8": replace(MXFP8, rounding=None),
     "int8_per_channel_weight_only": StoredCodes("int", 8, block=(1, None)),
-    "int8_per_channel": StoredCodes("int", 8, block=(1, None), rounding=Rounding("int", 8, "token")),
+    "int8_per_channel": StoredCodes("int", 8, block=(1, None), rounding=_TOKENS),
     "rtn": StoredCodes("int", 8, block=(1, 128)),
     "nf4": NF4,
     "bitsandbytes": NF4,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from vllm_lite import envs
@@ -34,6 +35,7 @@ from vllm_lite.errors import EngineDeadError, RequestError, UsageError
 from vllm_lite.metrics.engine_metrics import engine_metrics
 from vllm_lite.metrics.stats import SchedulerStats
 from vllm_lite.outputs import AnyOutput
+from vllm_lite.platform import num_compute_threads
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
 # Sequences that travel to the core in one message.
 BATCH_SIZE = 512
+# Prompts that are tokenised by threads.
+_MANY_PROMPTS = 64
 
 
 class _Outputs:
@@ -126,6 +130,18 @@ class LLMEngine:
     ) -> ProcessedInput:
         """Tokenise and check a request without adding it; raises RequestError."""
         return self._inputs.process(prompt, params, cache_salt)
+
+    def process_all(
+        self, prompts: Sequence[Prompt], params: Sequence[Task]
+    ) -> list[ProcessedInput]:
+        """process() for each, by threads where they are many: tokenizers let others run."""
+        if len(prompts) < _MANY_PROMPTS:
+            return list(map(self.process, prompts, params))
+        threads = ThreadPoolExecutor(num_compute_threads())
+        try:
+            return list(threads.map(self.process, prompts, params))
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def prepare(self, requests: Iterable[ProcessedInput]) -> None:
         """Compile the requests' constraints side by side; raises RequestError."""

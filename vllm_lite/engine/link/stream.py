@@ -90,7 +90,7 @@ class MessageStream:
         self._socket.close()
 
     def _end(self) -> int:
-        """Where the first message ends, whose length is here."""
+        """The end of the first message, whose length has come."""
         length: int = _LENGTH.unpack_from(self._received)[0]
         return _LENGTH.size + length
 
