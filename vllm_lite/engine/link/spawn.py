@@ -64,7 +64,7 @@ class SpawnedCore:
     def give(self, config: Any, num_front_ends: int) -> list[socket.socket]:
         """Begin to load: the child reads its job. Gives the sockets of further front ends."""
         pairs = [socket.socketpair() for _ in range(1, num_front_ends)]
-        with contextlib.suppress(BrokenPipeError):  # a child that is gone shows elsewhere
+        with contextlib.suppress(ConnectionError):  # a child that is gone shows elsewhere
             for _, theirs in pairs:
                 socket.send_fds(self.end, [_FOLLOWS], [theirs.fileno()])
         for _, theirs in pairs:
