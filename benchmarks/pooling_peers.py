@@ -107,6 +107,7 @@ ENGINES = (
     Engine("ours bfloat16", "vllm_lite", "bfloat16"),
     Engine("ours float32", "vllm_lite", "float32"),
     Engine("ours int8", "vllm_lite", "bfloat16", "int8_per_channel"),
+    Engine("ours int8 in groups", "vllm_lite", "bfloat16", "int8"),
     Engine("st bfloat16", "sentence_transformers", "bfloat16"),
     Engine(REFERENCE, "sentence_transformers", "float32"),
     Engine("vllm bfloat16", "vllm", "bfloat16"),
