@@ -383,6 +383,12 @@ def main() -> None:
         "--stop-after", type=float, default=math.inf, metavar="SECONDS", help="begin no turn later"
     )
     args = parser.parse_args()
+    names = [engine.id for engine in ENGINES]
+    for word in args.engines.split(","):
+        if not word or not any(name.startswith(word) for name in names):
+            parser.error(f"--engines {word!r} begins none of {', '.join(names)}")
+    if args.rounds < 1 or args.texts < 1:
+        parser.error("--rounds and --texts have to be 1 or more")
     # As Ctrl-C does: what runs is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     model, begin = args.model or wheel_model(), time.monotonic()
