@@ -205,7 +205,7 @@ struct GroupedForm {
       const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
       if (begin < num_panels && end > 0) {
         kernels().grouped_product(
-            {row(first), p.dtype == DType::kBFloat16, false, false, false, count, &part, bias,
+            {row(first), p.dtype == DType::kBFloat16, {}, count, &part, bias,
              p.out_dtype, columns, p.out_stride},
             std::max<int64_t>(begin, 0), std::min(end, num_panels));
       }

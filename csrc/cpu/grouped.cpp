@@ -34,12 +34,8 @@ const char* row_of(const void* rows, DType dtype, int64_t stride, int64_t row) {
 
 GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, const float* x) {
   void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
-  const bool are_codes = p.rounding.group_size > 0;
-  const bool are_int8 = are_codes && p.rounding.number == DType::kInt8;
-  const bool are_whole = are_int8 && p.rounding.group_size >= p.weight->num_inputs;
-  const bool are_brief = are_codes || p.dtype == DType::kBFloat16;
-  return {x,     are_brief, are_codes,   are_int8, are_whole, count, p.weight,
-          p.bias, p.out_dtype, out, p.out_stride};
+  const bool are_brief = p.rounding.group_size > 0 || p.dtype == DType::kBFloat16;
+  return {x, are_brief, p.rounding, count, p.weight, p.bias, p.out_dtype, out, p.out_stride};
 }
 
 WidenRows widening_of(const GroupedLinear& p, int64_t row, float* rows) {

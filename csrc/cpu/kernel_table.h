@@ -618,6 +618,9 @@ struct RowRounding {
   DType number;  // kInt8, kFloat8E4M3 or kFloat8E5M2
   int64_t group_size;  // 0: rows stay as they are
   const float* scale;  // null, or [1]
+  // Codes of int8 and one group from a row's least value to its greatest, or by `scale` and `zero`.
+  bool is_shifted;
+  const float* zero;  // null, or [1]: the code of zero
 };
 
 // Makes such rows, with inputs in the weight's order.
@@ -631,14 +634,12 @@ struct WidenRows {
 };
 
 // Rows of x that go through a panel together.
-constexpr int64_t kGroupedRows = 96;
+constexpr int64_t kGroupedRows = 192;
 
 struct GroupedProduct {
   const float* x;    // [T, wide_row_floats]
   bool are_brief;    // the rows' numbers are bfloat16's
-  bool are_codes;    // they were rounded
-  bool are_int8;     // to int8
-  bool are_whole;    // to int8, with one scale each
+  RowRounding rounding;
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]

@@ -9,8 +9,9 @@
 namespace vllm_lite {
 namespace {
 
-// Rows of a block: its inputs and results stay in a core's second-level cache.
-constexpr int64_t kBlockRows = 96;
+// Rows of a block: its inputs and results stay in a core's second-level cache, and what is made of a
+// weight, once for a block, is multiplied by many rows.
+constexpr int64_t kMostBlockRows = 192, kFewestBlockRows = 96;
 // Fewer blocks would leave threads waiting for the last.
 constexpr int64_t kBlocksPerThread = 4;
 // Every thread reads all weights for each of its blocks: more of them than shared caches keep
@@ -133,9 +134,10 @@ size_t end_of_chain(const std::vector<Call>& calls, size_t begin, const HasRows&
 
 bool run_chain(std::span<const Call> chain, int64_t num_rows) {
   const int64_t threads = num_threads();
-  int64_t num_blocks = ceil_divide(num_rows, kBlockRows);
-  if (num_blocks < kBlocksPerThread * threads) return false;
-  num_blocks = ceil_divide(num_blocks, threads) * threads;
+  const int64_t fewest = kBlocksPerThread * threads;
+  if (num_rows < fewest * kFewestBlockRows) return false;
+  const int64_t num_blocks =
+      std::max(fewest, ceil_divide(ceil_divide(num_rows, kMostBlockRows), threads) * threads);
   for (const Call& call : chain) {
     std::visit([&](const auto& operation) { check_call(operation, num_rows); }, call);
   }

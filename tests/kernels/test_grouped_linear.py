@@ -18,6 +18,7 @@ from vllm_lite.kernels.reference.rounding import ActivationRounding
 pytestmark = pytest.mark.usefixtures("isa")
 
 E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+SHIFTED = ActivationRounding(torch.int8, is_shifted=True)
 E5M2 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2).float()
 
 
@@ -147,6 +148,7 @@ def test_rounded_activations_equal_the_reference(
         (ActivationRounding(number, 128), 64),
         (ActivationRounding(number, 48), 16),
         (ActivationRounding(number, scale=torch.tensor([0.01])), 160),
+        *(((SHIFTED, 160), (SHIFTED, 32)) if number is torch.int8 else ()),
     ):
         scales = torch.ones(160, -(-160 // group_size))
         same = make_grouped(codes, scales, bits, middle, group_size=group_size)
@@ -175,15 +177,26 @@ def test_rounded_rows_depend_on_no_others(name: str, number: torch.dtype) -> Non
 
 @pytest.mark.parametrize("inputs", [16, 200, 2048, 4128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize(
+    "rounding",
+    [
+        ActivationRounding(torch.int8),
+        ActivationRounding(torch.int8, scale=torch.tensor([0.02])),
+        SHIFTED,
+        ActivationRounding(
+            torch.int8, scale=torch.tensor([0.02]), is_shifted=True, zero=torch.tensor([-90.0])
+        ),
+    ],
+    ids=["even", "even, static", "shifted", "shifted, static"],
+)
 def test_int8_by_int8_is_the_same_whatever_the_rows(
-    inputs: int, dtype: torch.dtype, is_static: bool
+    inputs: int, dtype: torch.dtype, rounding: ActivationRounding
 ) -> None:
     grouped, bias = weight(8, 75, inputs, inputs), torch.randn(75)
     packed = ops.pack_grouped(grouped)
     x = torch.randn(211, inputs).to(dtype)
     x[5] *= 1e4
-    rounding = ActivationRounding(torch.int8, scale=torch.tensor([0.02]) if is_static else None)
+    x[6:9] = x[6:9].abs()
     whole = ops.grouped_linear(x, packed, bias, dtype, None, rounding)
     expected = reference.grouped_linear(x, grouped, bias, torch.float32, None, rounding)
     near = 1e-5 if dtype is torch.float32 else 1e-2

@@ -5,6 +5,7 @@
 // number of rows. Rows go through registers in groups of up to kMaxRows.
 #include "cpu/kernels/amx/attention_products.h"
 #include "cpu/kernels/attention_softmax.h"
+#include "cpu/kernels/store_rows.h"
 
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
@@ -384,7 +385,7 @@ void write_rows(const Attention& p, const AttentionTile& tile, const float* stat
       if (p.lse != nullptr) p.lse[row] = (largest + log2f(sum)) / kLog2E;
     }
     for_each_vector(p.values.size, [&](int64_t d, int64_t count) {
-      store_upto(out + d, load(values + d) * scale, count);
+      store_sums(out + d, load(values + d) * scale, count);
     });
   }
 }

@@ -373,7 +373,7 @@ struct SegmentOfX {
   explicit SegmentOfX(const GroupedProduct& p)
       : sum(p.x + padded_inputs(*p.weight)),
         scale(sum + room_of_segments(*p.weight)),
-        has_scale(p.are_codes),
+        has_scale(p.rounding.group_size > 0),
         stride(wide_row_floats(*p.weight)),
         to_excess(room_of_segments(*p.weight) + padded_inputs(*p.weight) / 4) {}
 

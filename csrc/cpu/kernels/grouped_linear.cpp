@@ -375,6 +375,15 @@ void look_up_row(const GroupedLookup& p, const Codes& codes, int64_t i) {
 template <class T>
 void code_row(const WidenRows& p, const T* x, float* codes, float* scales) {
   const GroupedWeight& w = *p.weight;
+  if (p.rounding.is_shifted) {
+    const RowScale by(p.rounding, [&] { return range_of(x, w.num_inputs); });
+    for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
+      const BitsVec steps = to_integers(by.steps_of(load_upto(x + i, count)));
+      store_upto(codes + i, to_floats(bit_cast<IntVec>(steps)), count);
+    });
+    for (int64_t i = 0; i < room_of_segments(w); ++i) scales[i] = by.scale;
+    return;
+  }
   with_number(p.rounding.number, [&](auto number, float limit) {
     for (int64_t first = 0, segment = 0; first < w.num_inputs; first += p.rounding.group_size) {
       const int64_t size = min_of(p.rounding.group_size, w.num_inputs - first);
@@ -393,7 +402,7 @@ void widen_row(const WidenRows& p, int64_t row) {
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
   float* to = p.rows + row * wide_row_floats(w);
 #if VLLM_LITE_HAS_GROUPED_PAIRS && !VLLM_LITE_HAS_TILES
-  if (is_whole(p)) return make_whole_row(p, x, row);
+  if (is_whole(p.rounding, w)) return make_whole_row(p, x, row);
 #endif
   const int64_t padded = padded_inputs(w), room = room_of_segments(w);
   float* scales = to + padded + room;
@@ -416,7 +425,7 @@ void widen_row(const WidenRows& p, int64_t row) {
     *sum = reduce_add(total) * *scales;
   }
 #if VLLM_LITE_HAS_GROUPED_PAIRS
-  if (p.rounding.group_size > 0 && p.rounding.number == DType::kInt8 && has_quads(w)) {
+  if (are_quads(p.rounding, w)) {
     quad_row(w, to);
   } else if (p.dtype == DType::kBFloat16 || p.rounding.group_size > 0) {
     pair_row(w, to);
@@ -449,11 +458,11 @@ static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, floa
 }
 #elif VLLM_LITE_HAS_GROUPED_PAIRS
 static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, float* results) {
-  if (is_whole(p)) {
+  if (is_whole(p.rounding, *p.weight)) {
     for (int64_t panel = begin; panel < end; ++panel) multiply_whole(p, panel);
     return;
   }
-  if (p.are_int8 && has_quads(*p.weight)) {
+  if (are_quads(p.rounding, *p.weight)) {
     return multiply_panels<ByQuads>(p, QuadCodes{}, begin, end, results);
   }
   const BriefWeight brief(*p.weight);

@@ -177,6 +177,10 @@ struct PairCodes<Float8Codes<true>> {
 static inline bool has_quads(const GroupedWeight& w) {
   return !VLLM_LITE_HAS_TILES && w.code_kind == CodeKind::kInt8;
 }
+static inline bool are_quads(const RowRounding& rounding, const GroupedWeight& w) {
+  const bool are_bytes = rounding.number == DType::kInt8 && !rounding.is_shifted;
+  return rounding.group_size > 0 && are_bytes && has_quads(w);
+}
 
 // Bytes of four inputs side by side, 128 more than the codes: -128 times a segment's sum of x, its
 // excess, is what sums begin with.

@@ -53,4 +53,57 @@ static inline float code_group(const T* x, int64_t size, const float* given, Num
   return largest / limit;
 }
 
+// The least and the greatest of numbers and zero. The bits of numbers, with those of negative ones
+// turned, are in their order, and what is not a number is at an end.
+struct Range {
+  float least, greatest;
+};
+template <class T>
+static inline Range range_of(const T* x, int64_t size) {
+  const auto in_order = [](auto bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  IntVec least = {}, greatest = {};
+  for_each_vector(size, [&](int64_t i, int64_t count) {
+    const IntVec v = in_order(bit_cast<IntVec>(load_upto(x + i, count)));
+    least = v < least ? v : least;
+    greatest = v > greatest ? v : greatest;
+  });
+  int32_t ends[] = {0, 0};
+  for (int i = 0; i < kLanes; ++i) {
+    ends[0] = min_of<int32_t>(ends[0], least[i]), ends[1] = max_of<int32_t>(ends[1], greatest[i]);
+  }
+  return {bit_cast<float>(in_order(ends[0])), bit_cast<float>(ends[1])};
+}
+
+// How a row becomes codes of int8, all with one scale: as many steps of it, and `zero` more.
+struct RowScale {
+  float scale, zero = 0.0f, factor = 0.0f;
+  bool is_given, is_shifted;
+
+  template <class FindRange>
+  RowScale(const RowRounding& rounding, FindRange&& find_range)
+      : is_given(rounding.scale != nullptr), is_shifted(rounding.is_shifted) {
+    if (is_given) {
+      scale = *rounding.scale;
+      if (is_shifted) zero = *rounding.zero;
+      return;
+    }
+    const Range range = find_range();
+    float span = range.greatest - range.least;
+    // What is not a number stays so.
+    if (!is_shifted && span == span) span = max_of(-range.least, range.greatest);
+    const float steps = is_shifted ? 255.0f : 127.0f;
+    scale = span / steps;
+    // What is not finite makes the scale so, whatever its codes are.
+    if (span > kSmallest && span < INFINITY) factor = steps / span;
+    if (is_shifted) zero = nearbyintf(-128.0f - (factor > 0.0f ? range.least * factor : 0.0f));
+  }
+  // Not rounded yet.
+  Vec steps_of(Vec v) const {
+    const Vec steps = is_given ? v / broadcast(scale) : v * broadcast(factor);
+    const Vec most = broadcast(127.0f - zero);
+    const Vec least = broadcast((is_shifted ? -128.0f : -127.0f) - zero);
+    return max_lanes(min_lanes(steps, most), least);
+  }
+};
+
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -5,6 +5,21 @@
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
+// Stores sums, of which AVX512-BF16's own instruction flushes subnormal ones to zero, as its products do.
+static inline void store_sums(float* to, Vec v, int64_t count) { store_upto(to, v, count); }
+static inline void store_sums(BFloat16* to, Vec v, int64_t count) {
+#if defined(__AVX512BF16__)
+  const __m256i bits = bit_cast<__m256i>(_mm512_cvtneps_pbh(v));
+  if (count == kLanes) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bits);
+  } else {
+    _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1u << count) - 1), bits);
+  }
+#else
+  store_upto(to, v, count);
+#endif
+}
+
 static inline bool is_gated(const Linear& p) { return p.is_gated; }
 static inline bool is_gated(const QuantizedProduct&) { return false; }
 static inline bool is_gated(const GroupedProduct&) { return false; }
@@ -20,7 +35,7 @@ static inline void store_rows_as(const Product& p, int64_t row, int64_t output, 
       if (is_gated(p)) {
         sum = rounded_to(out, silu(load_upto(out + i, count))) * rounded_to(out, sum);
       }
-      store_upto(out + i, sum, count);
+      store_sums(out + i, sum, count);
     });
   }
 }

@@ -6,6 +6,7 @@
 
 #include "cpu/kernels/grouped_pairs.h"
 #include "cpu/kernels/row_codes.h"
+#include "cpu/kernels/store_rows.h"
 
 #if VLLM_LITE_HAS_GROUPED_PAIRS && !VLLM_LITE_HAS_TILES
 
@@ -18,31 +19,35 @@ constexpr int64_t kWholeInputs = 2048, kMostWholeInputs = 1 << 16;
 static inline bool is_whole(const GroupedWeight& w) {
   return has_quads(w) && num_groups(w) == 1 && !has_minimums(w) && w.num_inputs <= kMostWholeInputs;
 }
-static inline bool is_whole(const GroupedProduct& p) { return p.are_whole && is_whole(*p.weight); }
-static inline bool is_whole(const WidenRows& p) {
-  return p.rounding.number == DType::kInt8 && p.rounding.group_size >= p.weight->num_inputs &&
-         is_whole(*p.weight);
+static inline bool is_whole(const RowRounding& rounding, const GroupedWeight& w) {
+  return rounding.number == DType::kInt8 && rounding.group_size >= w.num_inputs && is_whole(w);
 }
 
-static inline float largest_of(const float* x, int64_t size) { return largest_magnitude(x, size); }
-// As the bits of numbers without their signs are in order, 32 at once.
-static inline float largest_of(const BFloat16* x, int64_t size) {
-  __m512i largest = _mm512_setzero_si512();
+// As range_of, 32 at once.
+static inline Range whole_range(const float* x, int64_t size) { return range_of(x, size); }
+static inline Range whole_range(const BFloat16* x, int64_t size) {
+  __m512i least = _mm512_setzero_si512(), greatest = least;
   for (int64_t i = 0; i < size; i += 32) {
     const __mmask32 inside = size - i < 32 ? (1u << (size - i)) - 1 : ~0u;
-    const __m512i bits = _mm512_and_si512(_mm512_maskz_loadu_epi16(inside, x + i),
-                                          _mm512_set1_epi16(0x7fff));
-    largest = _mm512_max_epi16(largest, bits);
+    const __m512i bits = _mm512_maskz_loadu_epi16(inside, x + i);
+    const __m512i turned = _mm512_srli_epi16(_mm512_srai_epi16(bits, 15), 1);
+    const __m512i v = _mm512_xor_si512(bits, turned);
+    least = _mm512_min_epi16(least, v), greatest = _mm512_max_epi16(greatest, v);
   }
-  const __m512i upper = _mm512_srli_epi32(largest, 16);
-  const __m512i lower = _mm512_and_si512(largest, _mm512_set1_epi32(0xffff));
-  return bit_cast<float>(_mm512_reduce_max_epi32(_mm512_max_epi32(upper, lower)) << 16);
+  const auto upper = [](__m512i v) { return _mm512_srai_epi32(v, 16); };
+  const auto lower = [](__m512i v) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16); };
+  const int32_t ends[] = {
+      _mm512_reduce_min_epi32(_mm512_min_epi32(upper(least), lower(least))),
+      _mm512_reduce_max_epi32(_mm512_max_epi32(upper(greatest), lower(greatest)))};
+  return {bit_cast<float>((ends[0] ^ (ends[0] >> 31 & 0x7fff)) << 16),
+          bit_cast<float>(ends[1] << 16)};
 }
 
 // What follows a row's bytes.
 struct WholeRow {
   float scale;
   int32_t excess;  // what sums begin with
+  float zero;      // the code of zero: so often sums have those of weights too
 };
 // Rows are close together: tiles of them are read again for each panel.
 static inline int64_t bytes_of_whole_row(const GroupedWeight& w) {
@@ -60,46 +65,54 @@ static inline void make_whole_row(const WidenRows& p, const T* x, int64_t row) {
   const GroupedWeight& w = *p.weight;
   const int64_t padded = padded_inputs(w);
   char* bytes = reinterpret_cast<char*>(p.rows) + row * bytes_of_whole_row(w);
+  const RowScale by(p.rounding, [&] { return whole_range(x, w.num_inputs); });
+  const __m512i zero = _mm512_set1_epi32(static_cast<int32_t>(by.zero));
   __m512i total = _mm512_setzero_si512();
-  const auto code = [&](auto&& scaled) {
-    for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
-      const __m512i codes = _mm512_cvtps_epi32(scaled(load_upto(x + i, count)));
-      total = _mm512_add_epi32(total, codes);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), _mm512_cvtepi32_epi8(codes));
-    });
-  };
-  float scale;
-  if (p.rounding.scale != nullptr) {
-    scale = *p.rounding.scale;
-    const Vec most = broadcast(127.0f);
-    code([&](Vec v) { return max_lanes(min_lanes(v / broadcast(scale), most), -most); });
-  } else {
-    const float largest = largest_of(x, w.num_inputs);
-    // What is not finite makes the scale so, whatever its codes are.
-    const bool is_usable = largest > kSmallest && largest < INFINITY;
-    const Vec factor = broadcast(is_usable ? 127.0f / largest : 0.0f);
-    code([&](Vec v) { return v * factor; });
-    scale = largest / 127.0f;
-  }
+  for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
+    const __m512i steps = _mm512_cvtps_epi32(by.steps_of(load_upto(x + i, count)));
+    const __m512i codes = _mm512_add_epi32(steps, zero);
+    const __mmask16 inside = static_cast<__mmask16>((1u << count) - 1);
+    total = _mm512_mask_add_epi32(total, inside, total, codes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), _mm512_cvtepi32_epi8(codes));
+  });
   memset(bytes + w.num_inputs, 0, padded - w.num_inputs);
   const uint32_t sum = static_cast<uint32_t>(_mm512_reduce_add_epi32(total));
-  const WholeRow of = {scale, static_cast<int32_t>(-128u * sum)};
+  const WholeRow of = {by.scale, static_cast<int32_t>(-128u * sum), by.zero};
   memcpy(bytes + padded, &of, sizeof of);
 }
 
-// A panel's outputs: sums of a row times its scale and theirs, and the bias.
-template <class Out>
+// Sums of a panel's weights, from those of bytes that are more by 128. Bytes behind the last input
+// are zero.
+struct WeightSums {
+  __m512i of_bytes[kPanelVectors] = {};
+
+  [[gnu::always_inline]] void add(__m512i first, __m512i second) {
+    const __m512i ones = _mm512_set1_epi8(1);
+    of_bytes[0] = _mm512_dpbusd_epi32(of_bytes[0], first, ones);
+    of_bytes[1] = _mm512_dpbusd_epi32(of_bytes[1], second, ones);
+  }
+  Vec of(int v, int64_t num_inputs) const {
+    const __m512i excess = _mm512_set1_epi32(static_cast<int>(128 * num_inputs));
+    return bit_cast<Vec>(_mm512_cvtepi32_ps(_mm512_sub_epi32(of_bytes[v], excess)));
+  }
+};
+
+// A panel's outputs: sums of a row, without the code of zero's, times its scale and theirs, and the
+// bias.
+template <bool kShifted, class Out>
 struct WholeOutputs {
   Out* first;
   int64_t stride, count;
-  Vec scales[kPanelVectors], bias[kPanelVectors];
+  Vec scales[kPanelVectors], bias[kPanelVectors], weights[kPanelVectors];
 
-  WholeOutputs(const GroupedProduct& p, int64_t panel)
+  WholeOutputs(const GroupedProduct& p, int64_t panel, const WeightSums& sums)
       : first(static_cast<Out*>(p.out) + panel * kPanel),
         stride(p.out_stride),
         count(min_of(kPanel, p.weight->num_outputs - panel * kPanel)) {
+#pragma GCC unroll 2
     for (int v = 0; v < kPanelVectors; ++v) {
       scales[v] = group_scale<QuadCodes>(*p.weight, panel, panel, v).scale;
+      weights[v] = sums.of(v, p.weight->num_inputs);
       bias[v] = Vec{};
       const int64_t at = v * kLanes, left = count - at;
       if (p.bias != nullptr && left > 0) {
@@ -107,15 +120,15 @@ struct WholeOutputs {
       }
     }
   }
-  [[gnu::always_inline]] void store_row(int64_t row, float scale, __m512i low, __m512i high) const {
+  [[gnu::always_inline]] Vec output(WholeRow of, __m512i sum, int v) const {
+    Vec total = bit_cast<Vec>(_mm512_cvtepi32_ps(sum));
+    if constexpr (kShifted) total = multiply_add(broadcast(-of.zero), weights[v], total);
+    return multiply_add(total * broadcast(of.scale), scales[v], bias[v]);
+  }
+  [[gnu::always_inline]] void store_row(int64_t row, WholeRow of, __m512i low, __m512i high) const {
     Out* out = first + row * stride;
-    const Vec of_row = broadcast(scale);
-    const Vec sums[] = {bit_cast<Vec>(_mm512_cvtepi32_ps(low)) * of_row,
-                        bit_cast<Vec>(_mm512_cvtepi32_ps(high)) * of_row};
-    for (int v = 0; v < kPanelVectors && v * kLanes < count; ++v) {
-      store_upto(out + v * kLanes, multiply_add(sums[v], scales[v], bias[v]),
-                 min_of<int64_t>(count - v * kLanes, kLanes));
-    }
+    store_sums(out, output(of, low, 0), min_of<int64_t>(count, kLanes));
+    if (count > kLanes) store_sums(out + kLanes, output(of, high, 1), count - kLanes);
   }
 };
 
@@ -149,20 +162,27 @@ template <int kRows, class Begin, class End>
   for (int r = 0; r < kRows; ++r) end(r, sums[r][0], sums[r][1]);
 }
 
-template <class Out>
+template <bool kShifted, class Out>
 static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
   const GroupedWeight& w = *p.weight;
   const int64_t stride = bytes_of_whole_row(w), unit_bytes = kUnit * kPanel;
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   const char* rows = reinterpret_cast<const char*>(p.x);
-  const WholeOutputs<Out> outputs(p, panel);
+  WeightSums weights;
   alignas(64) uint32_t quads[kWholeInputs / 4 * kPanel];
   alignas(64) int32_t before[kGroupedRows][kPanel];  // the sums of earlier inputs
   for (int64_t begin = 0; begin < w.num_inputs; begin += kWholeInputs) {
     const int64_t end = min_of(begin + kWholeInputs, padded_inputs(w));
-    for (int64_t i = begin; i < end; i += kUnit, unit += unit_bytes) {
-      make_numbers<kUnit / 4>(QuadCodes{}, unit, 0, kPanelVectors, quads + (i - begin) / 4 * kPanel);
+    const int64_t num_quads = (end - begin) / 4;
+    for (int64_t i = 0; i < end - begin; i += kUnit, unit += unit_bytes) {
+      make_numbers<kUnit / 4>(QuadCodes{}, unit, 0, kPanelVectors, quads + i / 4 * kPanel);
     }
+    for (int64_t i = 0; kShifted && i < num_quads; ++i) {
+      weights.add(_mm512_load_si512(quads + i * kPanel),
+                  _mm512_load_si512(quads + i * kPanel + kLanes));
+    }
+    const bool is_last = end >= w.num_inputs;
+    const WholeOutputs<kShifted, Out> outputs(p, panel, weights);
     const int64_t num_tiles = ceil_divide(p.num_rows, kWholeRows);
     Ahead ahead = {unit, 4 * kPanel / num_tiles};
     int64_t row = 0;
@@ -171,28 +191,28 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
       const char* x = rows + row * stride;
       with_constant<kWholeRows>(height, [&](auto count) {
         add_quads<decltype(count)::value>(
-            quads, (end - begin) / 4, x + begin, stride, ahead,
+            quads, num_quads, x + begin, stride, ahead,
             [&](int r, int v) {
               return begin > 0 ? _mm512_load_si512(before[row + r] + v * kLanes)
                                : _mm512_set1_epi32(whole_row(w, x + r * stride).excess);
             },
             [&](int r, __m512i low, __m512i high) {
-              if (end < w.num_inputs) {
+              if (is_last) {
+                outputs.store_row(row + r, whole_row(w, x + r * stride), low, high);
+              } else {
                 _mm512_store_si512(before[row + r], low);
                 _mm512_store_si512(before[row + r] + kLanes, high);
-              } else {
-                outputs.store_row(row + r, whole_row(w, x + r * stride).scale, low, high);
               }
             });
       });
       row += height;
-      ahead.at += ahead.step * (end - begin) / 4;
+      ahead.at += ahead.step * num_quads;
     }
   }
 }
 
 // Few rows: codes are multiplied as they come.
-template <int kRows, class Out>
+template <bool kShifted, class Out, int kRows>
 static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
   const GroupedWeight& w = *p.weight;
   const int64_t stride = bytes_of_whole_row(w), unit_bytes = kUnit * kPanel;
@@ -209,6 +229,7 @@ static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
       sums[1][r][v] = _mm512_setzero_si512();
     }
   }
+  WeightSums weights;
   const char* x = rows;
   for (int64_t i = 0; i < w.num_inputs; i += kUnit, unit += unit_bytes, x += kUnit) {
     const QuadCodes::Reader readers[] = {codes.reader(unit, 0), codes.reader(unit, 1)};
@@ -221,6 +242,7 @@ static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
       }
       const __m512i first = bit_cast<__m512i>(readers[0][quad]);
       const __m512i second = bit_cast<__m512i>(readers[1][quad]);
+      if constexpr (kShifted) weights.add(first, second);
       auto& sum = sums[quad % 2];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
@@ -231,23 +253,29 @@ static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
       }
     }
   }
-  const WholeOutputs<Out> outputs(p, panel);
+  const WholeOutputs<kShifted, Out> outputs(p, panel, weights);
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    outputs.store_row(r, whole_row(w, rows + r * stride).scale,
+    outputs.store_row(r, whole_row(w, rows + r * stride),
                       _mm512_add_epi32(sums[0][r][0], sums[1][r][0]),
                       _mm512_add_epi32(sums[0][r][1], sums[1][r][1]));
   }
+}
+
+template <bool kShifted, class Out>
+static inline void multiply_whole_rows(const GroupedProduct& p, int64_t panel) {
+  if (p.num_rows > kFewWholeRows) return multiply_whole<kShifted, Out>(p, panel);
+  with_constant<kFewWholeRows>(p.num_rows, [&](auto rows) {
+    multiply_few_whole<kShifted, Out, decltype(rows)::value>(p, panel);
+  });
 }
 
 // Rows by a panel, to the end.
 static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
   with_type(p.out_dtype, [&](auto number) {
     using Out = decltype(number);
-    if (p.num_rows > kFewWholeRows) return multiply_whole<Out>(p, panel);
-    with_constant<kFewWholeRows>(p.num_rows, [&](auto rows) {
-      multiply_few_whole<decltype(rows)::value, Out>(p, panel);
-    });
+    if (p.rounding.is_shifted) return multiply_whole_rows<true, Out>(p, panel);
+    multiply_whole_rows<false, Out>(p, panel);
   });
 }
 

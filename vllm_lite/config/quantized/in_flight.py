@@ -14,7 +14,9 @@ from vllm_lite.config.quantized.schemes import NF4, Rounding, StoredCodes
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
-_TOKENS: Final = Rounding("int", 8, "token")
+# From a token's least value to its greatest: a few large values all have one sign where a layer's
+# inputs are normalised, and an activation's least value is near zero.
+_TOKENS: Final = Rounding("int", 8, "token", is_symmetric=False)
 # What layers become; their inputs are taken as they are, but where a rounding says otherwise.
 CODES: Final[dict[str, StoredCodes]] = {
     **dict.fromkeys(("fp8", "fp8_per_channel", "ptpc_fp8"), CHANNELS),

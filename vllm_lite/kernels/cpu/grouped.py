@@ -227,26 +227,31 @@ def grouped_linear(
     check_product("grouped_linear", x, bias, weight.num_outputs, weight.num_inputs)
     out_dtype = out_dtype or x.dtype
     scale = None if rounding is None else rounding.scale
+    zero = None if rounding is None else rounding.zero
     check_floats("grouped_linear", "scale", scale, 1)
-    number, group_size = 0, 0
+    check_floats("grouped_linear", "zero", zero, 1)
+    number, group_size, is_shifted = 0, 0, False
     if rounding is not None and _is_rounded_by_kernel(rounding, weight):
         number, group_size = _NUMBERS[rounding.number], rounding.group_size or weight.num_inputs
+        is_shifted = rounding.is_shifted
     elif rounding is not None:
         x = round_activations(x, rounding)
     out = result_of("grouped_linear", out, (len(x), weight.num_outputs), out_dtype)
     calls.get().grouped_linear(
         *(len(x), dtype_number("grouped_linear", x), x, row_stride("grouped_linear", x)),
         *(weight.fields, bias, DTYPES[out.dtype], out, row_stride("grouped_linear", out)),
-        *(number, group_size, scale),
+        *(number, group_size, scale, is_shifted, zero),
     )
     return out
 
 
 def _is_rounded_by_kernel(rounding: ActivationRounding, weight: PackedGrouped) -> bool:
     """Whether rows of codes times a scale are the product's, by groups of whole segments."""
-    if rounding.values is not None or rounding.scales != "float32" or rounding.is_shifted:
+    if rounding.values is not None or rounding.scales != "float32":
         return False
     size = rounding.group_size
+    if rounding.is_shifted and (size or (rounding.scale is None) != (rounding.zero is None)):
+        return False
     is_whole = not size or size % _SEGMENT == 0 or size == weight.group_size
     return is_whole and not (size and rounding.scale is not None) and not weight.is_permuted
 

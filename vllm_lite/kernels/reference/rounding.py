@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_lite.kernels.reference.quantize import quantize_by_scale, quantize_rows
+from vllm_lite.kernels.reference.quantize import SMALLEST_ROW, quantize_by_scale, quantize_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,11 @@ def _round_groups(groups: Tensor, rounding: ActivationRounding) -> Tensor:
 def _round_shifted(x: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
     if scale is None or zero is None:
         low, high = x.aminmax(dim=1, keepdim=True)
-        scale = (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-10) / 255
-        zero = (-128 - low.clamp(max=0) / scale).round()
-    codes: Tensor = ((x / scale).round() + zero).clamp(-128, 127)
-    return (codes - zero) * scale
+        span = high.clamp(min=0) - low.clamp(max=0)
+        is_usable = (span > SMALLEST_ROW) & span.isfinite()
+        factor = torch.where(is_usable, torch.tensor(255.0) / span, 0.0)
+        zero = (-128 - torch.where(is_usable, low.clamp(max=0) * factor, 0.0)).round()
+        steps, scale = x * factor, span / 255
+    else:
+        steps = x / scale
+    return steps.clamp(-128 - zero, 127 - zero).round() * scale
