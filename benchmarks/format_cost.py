@@ -32,17 +32,19 @@ from torch import Tensor
 
 from vllm_lite import _cpu
 from vllm_lite.kernels import dispatch
+from vllm_lite.kernels.codebook_weight import CodebookWeight
 from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.platform import num_compute_threads
-from vllm_lite.quantization.grouped import grouped_kernel, is_fast_in_groups
+from vllm_lite.quantization.grouped import GroupedKernel, grouped_kernel, is_fast_in_groups
 from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.quantized import quantized_kernel
 from vllm_lite.quantization.unquantized import plain_kernel
 
 ROWS = (1, 64)
-GROUPS, FLOATS, TABLES, GGUF = "integers in groups", "block floats", "code tables", "GGUF"
+GROUPS, FLOATS, TABLES, BOOKS = "integers in groups", "block floats", "code tables", "codebooks"
+GGUF = "GGUF"
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
 # [M, N] -> a kernel by weights of their own.
 Make = Callable[[int, int], Any]
@@ -106,6 +108,25 @@ def floats(
     return make
 
 
+def books(num_books: int, num_outputs: int, num_inputs: int) -> Any:
+    """Vectors of 8 inputs: of one book of 65,536, or the sum of those of two of 256."""
+    shape = (num_books, num_inputs // 8, num_outputs)
+    high = torch.randint(256, (1, *shape[1:]), dtype=torch.uint8)
+    weight = CodebookWeight(
+        codes=torch.randint(256, shape, dtype=torch.uint8),
+        high_codes=high if num_books == 1 else None,
+        signs=None,
+        odds=None,
+        scales=torch.rand(1, num_outputs).half(),
+        books=torch.randn(num_books, 2 ** (16 // num_books), 8).half(),
+        group_size=num_inputs,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+    )
+    kernels = dispatch.ops()
+    return GroupedKernel(kernels.pack_grouped(weight), None, None, kernels)
+
+
 def gguf(name: str, ggml_type: int, num_outputs: int, num_inputs: int) -> Any:
     elements, size = _cpu.ggml_block(ggml_type)
     shape = (num_outputs, num_inputs // elements * size)
@@ -136,13 +157,13 @@ def forms() -> list[Form]:
         Form("NVFP4", FLOATS, 4.5, floats("float4_e2m1", 4, 16, E4M3, None)),
         Form("MXFP4", FLOATS, 4.25, floats("float4_e2m1", 4, 32, E8M0, None)),
         Form("nf4 g64", TABLES, 4.5, floats("nf4", 4, 64, torch.float32, None)),
+        Form("AQLM 1x16", BOOKS, 2, partial(books, 1)),
+        Form("AQLM 2x8", BOOKS, 2, partial(books, 2)),
     ]
     types = {"Q4_0": 2, "Q4_K": 12, "Q6_K": 14, "IQ4_XS": 23}
+    types |= {"IQ3_S": 21, "IQ3_XXS": 18, "IQ2_XXS": 16, "IQ1_S": 19}
     for name, ggml_type in types.items():
-        try:
-            elements, size = _cpu.ggml_block(ggml_type)
-        except (ValueError, KeyError):
-            continue  # not computed as it is
+        elements, size = _cpu.ggml_block(ggml_type)
         found.append(Form(name, GGUF, size * 8 / elements, partial(gguf, name, ggml_type)))
     return found
 

@@ -63,7 +63,7 @@ KEPT = (
         "codes of 2 to 8 bits, a scale for each group or output, zero points, an order of inputs",
         "codes are widened within the product; in float32, and without AMX, those that GGUF's "
         "Q4_0, Q5_0 or Q8_0 hold exactly are multiplied as such, of inputs rounded to int8 in "
-        "groups of 32; those with zero points or of 2 bits only without AVX512-BF16 too",
+        "groups of 32; those with zero points or of 2 or 3 bits only without AVX512-BF16",
         "Triton, widened within the product; int8 by int8 where inputs are int8",
     ),
     (
@@ -338,6 +338,7 @@ def in_flight() -> dict[str, tuple[str, str]]:
         is_tested = name in FORMS
         if form.rounding is not None:
             text += f", inputs rounded to int8 for each {form.rounding.scope}"
+            text += "" if form.rounding.is_symmetric else ", from its least value to its greatest"
             test, is_tested = "test_inputs_are_rounded_for_each_token_where_the_name_says_so", True
         found[name] = (FLIGHTS.get(name, text), _IN_FLIGHT + test if is_tested else "")
     for name, kind in BLOCKS.items():

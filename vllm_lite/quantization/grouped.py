@@ -2,7 +2,8 @@
 
 The operations multiply by the grouped weight. On a CPU those of GGUF's types are faster, except
 for bfloat16 on tiles: the smallest one that holds every value is chosen, if there is one. Where
-bfloat16 has a dot product of pairs, codes with zero points and those of two bits stay in groups.
+bfloat16 has a dot product of pairs, codes with zero points and those of two or three bits stay in
+groups.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def _is_smaller_in_groups(weight: GroupedWeight) -> bool:
 
     It depends on no code, so that the experts of a mixture agree.
     """
-    has_gaps = weight.zeros is not None or weight.bits < 4
-    return has_gaps and weight.high_codes is None and has_bfloat16_pairs()
+    has_zeros = weight.zeros is not None and weight.high_codes is None
+    return (has_zeros or weight.bits < 4) and has_bfloat16_pairs()
 
 
 class GroupedTable:

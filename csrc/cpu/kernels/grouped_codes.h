@@ -85,7 +85,7 @@ static inline BitsVec load_words(const uint8_t* from) {
 // Codes of less than 8 bits. A reader makes numbers of a unit for one vector of outputs.
 template <int kBits>
 struct TableCodes {
-  static constexpr int kLow = kBits < 4 ? 2 : 4, kHigh = kBits - kLow;
+  static constexpr int kLow = kBits == 2 ? 2 : 4, kHigh = kBits - kLow;
   static constexpr float kFactor = 1.0f;
   NumberTable<kBits> table;
   const float* from;
@@ -116,6 +116,43 @@ struct TableCodes {
     const int half = v * kLanes / kHalfPanel;
     const uint8_t* first = unit + line_offset(v);
     return {table, first + half * kLow * kLine, first + (2 * kLow + half * kHigh) * kLine};
+  }
+};
+
+// Codes of 3 bits: three words hold 16 pairs, of inputs 8 apart, in their lower and upper halves. Each
+// half has five codes; its upper bit is one of the last pair's code.
+template <>
+struct TableCodes<3> {
+  static constexpr float kFactor = 1.0f;
+  static constexpr int kWords = 3, kPairsOfWord = 5;
+  NumberTable<3> table;
+  const float* from;
+
+  explicit TableCodes(const GroupedWeight& w) : table(w.table), from(w.table) {}
+
+  // Of a pair, in both halves; there are other bits above the code.
+  static BitsVec codes_of(const BitsVec (&words)[kWords], int pair) {
+    if (pair < kWords * kPairsOfWord) return words[pair / kPairsOfWord] >> pair % kPairsOfWord * 3;
+    constexpr uint32_t kFirst = 0x00010001, kSecond = 0x00020002;
+    const BitsVec lower = ((words[0] >> 15) & kFirst) | ((words[1] >> 14) & ~kFirst);
+    return (lower & (kFirst | kSecond)) | ((words[2] >> 13) & ~(kFirst | kSecond));
+  }
+
+  struct Reader {
+    const NumberTable<3>& table;
+    BitsVec words[kWords];
+
+    // Number i, known when this is compiled.
+    __attribute__((always_inline)) Vec operator[](int i) const {
+      return table[codes_of(words, i / 16 * 8 + i % 8) >> i / 8 % 2 * 16];
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const {
+    const uint8_t* first = words_of_unit(unit, v);
+    return {table, {load_words(first), load_words(first + kLine), load_words(first + 2 * kLine)}};
+  }
+  static const uint8_t* words_of_unit(const uint8_t* unit, int v) {
+    return unit + line_offset(v) + v * kLanes / kHalfPanel * kWords * kLine;
   }
 };
 

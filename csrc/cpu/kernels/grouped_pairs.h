@@ -41,11 +41,13 @@ inline constexpr int kPairDistance = 1;
 template <>
 inline constexpr int kPairDistance<TableCodes<2>> = 8;
 template <>
+inline constexpr int kPairDistance<TableCodes<3>> = 8;
+template <>
 inline constexpr int kPairDistance<TableCodes<4>> = 4;
 
 static inline int pair_distance(const GroupedWeight& w) {
   const bool is_table = w.code_kind == CodeKind::kTable;
-  return is_table && w.bits == 2   ? kPairDistance<TableCodes<2>>
+  return is_table && w.bits < 4    ? kPairDistance<TableCodes<2>>
          : is_table && w.bits == 4 ? kPairDistance<TableCodes<4>>
                                    : 1;
 }
@@ -141,6 +143,37 @@ struct PairCodes<TableCodes<2>> : WordPairs<2> {
 template <>
 struct PairCodes<TableCodes<4>> : WordPairs<4> {
   using WordPairs<4>::WordPairs;
+};
+
+// So for 3 bits.
+template <>
+struct PairCodes<TableCodes<3>> {
+  using Codes = TableCodes<3>;
+  static constexpr float kFactor = 1.0f;
+  __m512i table;
+
+  explicit PairCodes(const Codes& codes) {
+    alignas(64) uint16_t numbers[32];
+    for (int i = 0; i < 32; ++i) numbers[i] = bit_cast<uint32_t>(codes.from[i % 8]) >> 16;
+    table = _mm512_load_si512(numbers);
+  }
+
+  struct Reader {
+    __m512i table;
+    BitsVec words[Codes::kWords];
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      const BitsVec codes = Codes::codes_of(words, k);
+      return bit_cast<BitsVec>(_mm512_permutexvar_epi16(bit_cast<__m512i>(codes), table));
+    }
+  };
+  __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
+    const uint8_t* first = Codes::words_of_unit(unit, v);
+    Reader made = {table,
+                   {load_words(first), load_words(first + kLine), load_words(first + 2 * kLine)}};
+    // Not loaded again for each shift: one vector of this size is loaded a cycle.
+    asm("" : "+v"(made.words[0]), "+v"(made.words[1]), "+v"(made.words[2]));
+    return made;
+  }
 };
 
 // Numbers of e4m3, 32 bytes at once: exponents are moved, and the eight that are subnormal looked up.

@@ -151,6 +151,10 @@ def check_quantization(
     stored = facts.quantization
     if stored is not None and stored not in READERS:
         raise _unreadable(facts.path, stored)
+    if quantization in HARDWARE:
+        raise UsageError(
+            f"{given} is for {HARDWARE[quantization]} alone; leave it out, or use int8 or int4"
+        )
     if quantization == "gguf" and not is_gguf:
         raise UsageError(f"{given} needs a .gguf file as the model")
     if quantization == "gpt_oss_mxfp4" and method_of(facts.hf_config) == "mxfp4":
@@ -160,10 +164,6 @@ def check_quantization(
     if is_gguf and quantization not in (None, "gguf", "dequantize"):
         raise UsageError(
             f"{given} is for safetensors models; a .gguf file is used with gguf or dequantize"
-        )
-    if quantization in HARDWARE:
-        raise UsageError(
-            f"{given} is for {HARDWARE[quantization]} alone; leave it out, or use int8 or int4"
         )
     if quantization is not None and stored in OTHER_NAMES.get(quantization, ()):
         return

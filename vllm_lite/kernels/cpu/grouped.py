@@ -45,7 +45,7 @@ _SCALES = (
 # DType of csrc/cpu/kernel_table.h.
 _NUMBERS = {torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 # Bits of each plane of codes.
-_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
+_PLANES = {2: (2,), 4: (4,), 5: (4, 1), 6: (4, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +206,8 @@ def _lines(codes: Tensor, bits: int, kind: int) -> Tensor:
     if bits == 8:
         signed = codes ^ 128 if kind == _INT8 else codes
         return signed.permute(0, 3, 1, 4, 2).flatten(2)
+    if bits == 3:
+        return _words_of_three(codes)
     planes, shift = [], 0
     for width in _PLANES[bits]:
         parts = ((codes >> shift) & (2**width - 1)).reshape(*codes.shape[:4], -1, 8 // width)
@@ -214,6 +216,16 @@ def _lines(codes: Tensor, bits: int, kind: int) -> Tensor:
         planes.append(words.permute(0, 3, 1, 4, 2, 5).flatten(2))
         shift += width
     return torch.cat(planes, 2)
+
+
+def _words_of_three(codes: Tensor) -> Tensor:
+    """Pack codes of 3 bits as the kernels' TableCodes<3> reads them."""
+    pairs = codes.view(*codes.shape[:4], 2, 2, 8).transpose(-1, -2).flatten(4, 5).int()
+    fives = pairs[..., :15, :].reshape(*codes.shape[:4], 3, 5, 2)
+    words = (fives << torch.arange(0, 15, 3).view(5, 1)).sum(5)
+    last = pairs[..., 15:, :] >> torch.arange(3).view(3, 1) & 1
+    halves: Tensor = (words + (last << 15)).to(torch.int16).view(torch.uint8)  # [P, 2, 16, U, 3, 4]
+    return halves.permute(0, 3, 1, 4, 2, 5).flatten(2)
 
 
 def grouped_linear(
