@@ -5,7 +5,7 @@
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
-// Stores sums, of which AVX512-BF16's own instruction flushes subnormal ones to zero, as its products do.
+// Stores sums. AVX512-BF16's own instruction flushes subnormal ones to zero, as its products do.
 static inline void store_sums(float* to, Vec v, int64_t count) { store_upto(to, v, count); }
 static inline void store_sums(BFloat16* to, Vec v, int64_t count) {
 #if defined(__AVX512BF16__)

@@ -47,7 +47,7 @@ static inline Range whole_range(const BFloat16* x, int64_t size) {
 struct WholeRow {
   float scale;
   int32_t excess;  // what sums begin with
-  float zero;      // the code of zero: so often sums have those of weights too
+  float zero;      // the code of zero: sums hold that many times the sum of the weights besides
 };
 // Rows are close together: tiles of them are read again for each panel.
 static inline int64_t bytes_of_whole_row(const GroupedWeight& w) {
@@ -97,8 +97,8 @@ struct WeightSums {
   }
 };
 
-// A panel's outputs: sums of a row, without the code of zero's, times its scale and theirs, and the
-// bias.
+// A panel's outputs: a row's sums, less the code of zero times the weights' sums, times its scale and
+// theirs, and the bias.
 template <bool kShifted, class Out>
 struct WholeOutputs {
   Out* first;
