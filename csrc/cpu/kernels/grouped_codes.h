@@ -246,6 +246,20 @@ static inline void transpose(__m256 (&rows)[8]) {
 }
 #endif
 
+#if defined(__AVX512BW__)
+// Where words of two registers of four rows of eight go, so that each lane has an input of eight rows;
+// and lanes of two such, so that eight rows are followed by the eight after them.
+struct Turns {
+  alignas(64) uint16_t words[2][32] = {};
+  alignas(64) uint64_t lanes[2][8] = {{0, 1, 8, 9, 2, 3, 10, 11}, {4, 5, 12, 13, 6, 7, 14, 15}};
+  constexpr Turns() {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 32; ++i) words[half][i] = static_cast<uint16_t>(i % 8 * 8 + i / 8 + 4 * half);
+    }
+  }
+};
+#endif
+
 // Numbers of a book of 65,536 vectors, or sums of those of two of 256.
 template <bool kAreTwo>
 struct BookCodes {
@@ -266,6 +280,36 @@ struct BookCodes {
     }
 
    private:
+#if defined(__AVX512BW__)
+    // Sixteen vectors of one book, turned: words of rows four to a register, then lanes of eight rows.
+    __attribute__((always_inline)) void make_of_one(const uint8_t* from) const {
+      static constexpr Turns kTurns;
+      __m512i rows[4];
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) {
+        const auto row = [&](int k) {
+          const uint8_t* at = vector(from + 2 * (4 * q + k), false);
+          return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+        };
+        rows[q] = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(1), 1);
+        rows[q] = _mm512_inserti32x4(_mm512_inserti32x4(rows[q], row(2), 2), row(3), 3);
+      }
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m512i words = _mm512_load_si512(kTurns.words[half]);
+        const __m512i lower = _mm512_permutex2var_epi16(rows[0], words, rows[1]);
+        const __m512i upper = _mm512_permutex2var_epi16(rows[2], words, rows[3]);
+#pragma GCC unroll 2
+        for (int pair = 0; pair < 2; ++pair) {
+          const __m512i lanes = _mm512_load_si512(kTurns.lanes[pair]);
+          const __m512i both = _mm512_permutex2var_epi64(lower, lanes, upper);
+          Vec* const two = numbers + 4 * half + 2 * pair;
+          two[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(both));
+          two[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, 1));
+        }
+      }
+    }
+#endif
     const uint8_t* vector(const uint8_t* code, bool is_second) const {
       uint16_t index;
       memcpy(&index, code, sizeof index);
@@ -273,6 +317,9 @@ struct BookCodes {
       return book + int64_t{index} * kVector * 2;
     }
     void make(const uint8_t* from) const {
+#if defined(__AVX512BW__)
+      if constexpr (!kAreTwo) return make_of_one(from);
+#endif
 #if defined(__AVX2__)
       float* to = reinterpret_cast<float*>(numbers);
       for (int first = 0; first < kLanes; first += 8) {

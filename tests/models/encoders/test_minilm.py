@@ -47,8 +47,9 @@ def reference() -> list[Tensor]:
         ({"dtype": "float32"}, 0.9999),
         ({"dtype": "bfloat16"}, 0.999),
         ({"dtype": "bfloat16", "quantization": "int8"}, 0.99),
+        ({"dtype": "bfloat16", "quantization": "int8_per_channel"}, 0.99),
     ],
-    ids=["float32", "bfloat16", "int8"],
+    ids=["float32", "bfloat16", "int8", "int8_per_channel"],
 )
 def test_vectors_are_close_to_torch_s(options: dict[str, Any], least: float) -> None:
     with LLM(str(MODEL), disable_frontend_multiprocessing=True, **options) as llm:

@@ -34,6 +34,7 @@ from tests.models.quantized_checkpoints import Quantise, gptq, scaled
 from tests.models.runner import load
 from tests.models.test_quantized import linear_layers
 from tests.models.test_quantized_checkpoints import CHANNELS, GPTQ, INTEGERS, TOKENS, compressed
+from vllm_lite.kernels.reference import rounding
 from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 
@@ -92,9 +93,14 @@ def by_token(x: Tensor) -> Tensor:
     return (x / scales).round() * scales
 
 
+def from_least_to_greatest(x: Tensor) -> Tensor:
+    return rounding.round_activations(x, rounding.ActivationRounding(torch.int8, is_shifted=True))
+
+
 @pytest.mark.parametrize(
     ("name", "quantise", "rounds"),
     [
+        ("int8_per_channel", scaled(torch.int8, "channel", False), from_least_to_greatest),
         ("int8", in_blocks(GGML.Q8_0), round_activations),
         ("int4", in_blocks(GGML.Q4_1), round_activations),
         ("fp8", scaled(torch.float8_e4m3fn, "channel", False), as_given),
