@@ -304,8 +304,10 @@ struct BookCodes {
           const __m512i lanes = _mm512_load_si512(kTurns.lanes[pair]);
           const __m512i both = _mm512_permutex2var_epi64(lower, lanes, upper);
           Vec* const two = numbers + 4 * half + 2 * pair;
-          two[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(both));
-          two[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(both, 1));
+          const auto first = __builtin_shufflevector(both, both, 0, 1, 2, 3);
+          const auto second = __builtin_shufflevector(both, both, 4, 5, 6, 7);
+          two[0] = _mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(first));
+          two[1] = _mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(second));
         }
       }
     }
