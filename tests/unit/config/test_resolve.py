@@ -197,6 +197,8 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     gguf = write_gguf(tmp_path / "m.gguf")
     assert resolved(str(gguf)).model.tokenizer == str(gguf)
     assert resolved(str(gguf)).model.quantization == "gguf"
+    with pytest.raises(UsageError, match=r"tpu_int8 is for TPUs alone; leave it out$"):
+        resolved(str(gguf), quantization="tpu_int8")
 
 
 @pytest.mark.parametrize(

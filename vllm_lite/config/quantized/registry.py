@@ -152,9 +152,8 @@ def check_quantization(
     if stored is not None and stored not in READERS:
         raise _unreadable(facts.path, stored)
     if quantization in HARDWARE:
-        raise UsageError(
-            f"{given} is for {HARDWARE[quantization]} alone; leave it out, or use int8 or int4"
-        )
+        others = "" if is_gguf or stored is not None else ", or use int8 or int4"
+        raise UsageError(f"{given} is for {HARDWARE[quantization]} alone; leave it out{others}")
     if quantization == "gguf" and not is_gguf:
         raise UsageError(f"{given} needs a .gguf file as the model")
     if quantization == "gpt_oss_mxfp4" and method_of(facts.hf_config) == "mxfp4":
