@@ -185,7 +185,7 @@ def launch_few() -> None:
         for rows in (1, 4):
             ops.gated_grouped_linear(tensor(rows, 4096), weight, None, "silu")
         for rows in (1, row_products.MOST_ROWS):
-            for outputs, activation in ((8192, "silu"), (4096, ""), (1024, "")):
+            for outputs, activation in ((28672, "silu"), (6144, ""), (4096, ""), (1024, "")):
                 x = tensor(rows, 4096)
                 ops.plain_linear(x, tensor(outputs, 4096), None, plain, activation)
         parts = tensor(3, 8, 8192, dtype=torch.float32)

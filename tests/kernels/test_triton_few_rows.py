@@ -73,19 +73,22 @@ def test_split_sums_have_the_same_bits_each_time(
     assert torch.equal(ours, multiply(ops))
 
 
-def test_every_processor_has_four_programs() -> None:
-    for (outputs, inputs), (bits, lanes), processors, spans in product(
+def test_every_processor_has_programs_enough() -> None:
+    for shape, (warps, bits, lanes), processors, spans in product(
         [(2560, 2048), (4096, 4096), (28672, 4096), (4096, 14336), (151936, 1024), (9, 30_000)],
-        [(16, (4, 1)), (8, (4, 1)), (8, (8, 1)), (4, (16, 2))],
+        [(8, 16, (2, 1)), (4, 8, (4, 1)), (4, 8, (8, 1)), (4, 4, (16, 2))],
         [1, 108, 132],
-        [(4, 1), (4, 2), (2, 2)],
+        [(4, 1), (4, 2), (2, 2), (8, 1)],
     ):
-        cut = few_rows.Cut.of((outputs, inputs), bits, lanes, spans, processors)
-        step = few_rows.THREADS // cut.lanes * (128 // bits)
+        (outputs, inputs), limits = shape, few_rows.CutLimits(warps, bits, lanes, spans)
+        cut = few_rows.Cut.of(shape, limits, processors)
+        step = limits.step(cut.lanes)
+        assert step == 32 * warps // cut.lanes * (128 // bits)
         assert cut.tiles * cut.lanes * cut.span >= outputs
         assert cut.parts * cut.steps * step >= inputs > (cut.parts - 1) * cut.steps * step
         assert lanes[1] <= cut.lanes <= lanes[0] and spans[1] <= cut.span <= spans[0]
-        has_many = cut.tiles * cut.parts >= 4 * processors
+        wanted = 4 if cut.lanes * cut.span > 16 else 2
+        has_many = cut.tiles * cut.parts >= wanted * processors
         is_smallest = cut.span == spans[1] and (cut.lanes == lanes[1] or step >= inputs)
         assert has_many or is_smallest
         assert cut.parts == 1 or is_smallest

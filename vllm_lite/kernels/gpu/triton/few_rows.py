@@ -21,12 +21,12 @@ from vllm_lite.kernels.gpu.triton.chained import chained
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
 from vllm_lite.kernels.gpu.triton.linear import add_parts
 
-_WARPS = 4
-THREADS = 32 * _WARPS
 # Bits that a thread reads at once.
 _READ_BITS = 128
-# Programs for each processor, and parts of a sum.
+# Programs for each processor, as an H200 is fastest: of many outputs, and of few.
 _PROGRAMS = 4
+_PROGRAMS_OF_FEW = 2
+_FEW_OUTPUTS = 16
 _MOST_PARTS = 16
 
 
@@ -130,6 +130,20 @@ def store_totals(
 
 
 @dataclass(frozen=True, slots=True)
+class CutLimits:
+    """A kernel's warps, the bits of a weight, and of LANES and SPAN the most and the fewest."""
+
+    num_warps: int
+    bits: int
+    lanes: tuple[int, int]
+    spans: tuple[int, int]
+
+    def step(self, lanes: int) -> int:
+        """Inputs that a program's threads read of an output at once."""
+        return 32 * self.num_warps // lanes * (_READ_BITS // self.bits)
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """How a product is divided: LANES, SPAN, and programs by outputs and by inputs."""
 
@@ -140,60 +154,51 @@ class Cut:
     steps: int  # of a part
 
     @classmethod
-    def of(
-        cls,
-        shape: tuple[int, int],
-        bits: int,
-        lanes: tuple[int, int],
-        spans: tuple[int, int],
-        processors: int,
-    ) -> Cut:
+    def of(cls, shape: tuple[int, int], limits: CutLimits, processors: int) -> Cut:
         """Enough programs for all processors: of fewer outputs each, and of parts only then.
 
-        The weight is of `shape` and of `bits`; `lanes` and `spans` are the most and the fewest.
-        No step is made longer than the inputs.
+        The weight is of `shape`. No step is made longer than the inputs.
         """
         num_outputs, num_inputs = shape
-        wanted = _PROGRAMS * processors
-        side, span = lanes[0], spans[0]
+        lanes, span = limits.lanes[0], limits.spans[0]
 
-        def step() -> int:
-            return THREADS // side * (_READ_BITS // bits)
+        def are_too_few() -> bool:
+            wanted = _PROGRAMS if lanes * span > _FEW_OUTPUTS else _PROGRAMS_OF_FEW
+            tiles: int = triton.cdiv(num_outputs, lanes * span)
+            return tiles < wanted * processors
 
-        while triton.cdiv(num_outputs, side * span) < wanted:
-            if side > lanes[1] and step() < num_inputs:
-                side //= 2
-            elif span > spans[1]:
+        while are_too_few():
+            if lanes > limits.lanes[1] and limits.step(lanes) < num_inputs:
+                lanes //= 2
+            elif span > limits.spans[1]:
                 span //= 2
             else:
                 break
-        tiles, steps = triton.cdiv(num_outputs, side * span), triton.cdiv(num_inputs, step())
-        each = triton.cdiv(steps, max(1, min(wanted // tiles, steps, _MOST_PARTS)))
-        return cls(side, span, tiles, triton.cdiv(steps, each), each)
+        tiles = triton.cdiv(num_outputs, lanes * span)
+        steps = triton.cdiv(num_inputs, limits.step(lanes))
+        parts = min(_PROGRAMS_OF_FEW * processors // tiles, steps, _MOST_PARTS)
+        each = triton.cdiv(steps, max(1, parts))
+        return cls(lanes, span, tiles, triton.cdiv(steps, each), each)
 
 
 def multiply(
     kernel: Any,
     x: Tensor,
     weight_shape: tuple[int, int],
-    bits: int,
-    lanes: tuple[int, int],
+    limits: CutLimits,
     operands: tuple[Any, ...],
     bias: Tensor | None,
     out_dtype: torch.dtype,
     activation: str,
     **constants: Any,
 ) -> Tensor:
-    """Launch `kernel` for x [T, N] and a weight [M, N] of `bits` in `operands`: [T, M].
+    """Launch `kernel` for x [T, N] and a weight [M, N] in `operands`: [T, M].
 
-    With an activation, "" for none, [T, M / 2]; `lanes` are the most and the fewest.
+    With an activation, "" for none, [T, M / 2].
     """
     num_rows, (num_outputs, num_inputs) = len(x), weight_shape
-    rows = triton.next_power_of_2(num_rows)
-    # Inputs are converted once for a span.
-    spans = (4, 2 if activation or rows >= 4 else 1)
     processors = tuning.processor_count(x.device)
-    cut = Cut.of(weight_shape, bits, lanes, spans, processors)
+    cut = Cut.of(weight_shape, limits, processors)
     columns = num_outputs // 2 if activation else num_outputs
     out = x.new_empty((num_rows, columns), dtype=out_dtype)
     is_whole = cut.parts == 1
@@ -210,10 +215,10 @@ def multiply(
         cut.steps,
         HAS_BIAS=bias is not None and is_whole,
         ACTIVATION=activation if is_whole else "",
-        ROWS=rows,
+        ROWS=triton.next_power_of_2(num_rows),
         SPAN=cut.span,
         LANES=cut.lanes,
-        num_warps=_WARPS,
+        num_warps=limits.num_warps,
         **constants,
         **chained(x.device),
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.gpu.triton.chained import wait_for_inputs
 from vllm_lite.kernels.gpu.triton.few_rows import (
-    THREADS,
+    CutLimits,
     by_four,
     multiply,
     no_tensors,
@@ -40,7 +40,8 @@ from vllm_lite.kernels.grouped_weight import CHUNK, GroupedWeight
 MOST_ROWS = 4
 _CHUNK = tl.constexpr(CHUNK)
 _PIECE = tl.constexpr(16)  # bytes of a thread's load
-_THREADS = tl.constexpr(THREADS)
+_WARPS = 4
+_THREADS = tl.constexpr(32 * _WARPS)
 
 
 @triton.jit
@@ -153,12 +154,13 @@ def small_product(
     act_and_mul's, [T, M / 2].
     """
     bits = weight.bits
+    # Inputs are converted once for a span.
+    spans = (4, 2 if activation or len(x) > 2 else 1)
     return multiply(
         small_products_kernel,
         x,
         (weight.num_outputs, weight.num_inputs),
-        bits,
-        (64 // bits, 8 // bits),
+        CutLimits(_WARPS, bits, (64 // bits, 8 // bits), spans),
         (planes_of(weight),),
         bias,
         out_dtype,
