@@ -1,7 +1,8 @@
 """Times loads of a large checkpoint from a cold cache, and the anonymous memory that they take.
 
     python benchmarks/load_time.py                     2 GiB in one file, on a machine that is quiet
-    python benchmarks/load_time.py --gib 0.1 --rounds 1 --only lazy,eager
+    python benchmarks/load_time.py --gib 0.1 --rounds 1 --formats lazy,gguf
+    python benchmarks/load_time.py --gib 0.2 --rounds 1 --formats all
 
 A plain bfloat16 checkpoint in Llama's shape is written once to --folder (kept for the next run if
 named) and loaded by each --safetensors-load-strategy, and by each load format whose package is
@@ -9,6 +10,8 @@ there, in a fresh process each time: the file is dropped from the page cache, re
 dropped again, and loaded as a worker loads it. Imports come before. Memory is that of the process
 which is neither a file's nor another process's, looked at every 2 ms. The goals: 1.3 times the
 seconds of reading, and 1.05 times the weights and 64 MB. The exit code is 1 where one is missed.
+--formats asks for other forms of the checkpoint too, which are written from the plain one and held
+against the bytes of their own files; AWQ stands for those that are quantised.
 """
 
 from __future__ import annotations
@@ -17,22 +20,31 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peers.machine import describe_machine
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.config.model import LoadConfig
+from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.loader.load import save_sharded_state
+from vllm_lite.loader.pickled import open_cached
+from vllm_lite.loader.sharded_state import PATTERN
 from vllm_lite.worker.worker import Worker
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
 
 STRATEGIES = ("lazy", "eager", "prefetch")
 PACKAGES = {
@@ -95,9 +107,120 @@ def write_checkpoint(folder: Path, gib: float) -> int:
         "num_hidden_layers": count,
         "max_position_embeddings": 2048,
         "torch_dtype": "bfloat16",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": 1e-5,
     }
     (folder / "config.json").write_text(json.dumps(config))
     return num_bytes
+
+
+# The tests' writers are imported where they are called: processes that load do without them.
+def write_pickled(plain: Path, folder: Path) -> None:
+    torch.save(load_file(plain / "model.safetensors"), folder / "pytorch_model.bin")
+
+
+def write_cached(plain: Path, folder: Path) -> None:
+    """NumPy's files, which the first load would make."""
+    write_pickled(plain, folder)
+    open_cached(folder / "pytorch_model.bin", LoadConfig())
+
+
+def write_shards(plain: Path, folder: Path) -> None:
+    if failure := save_sharded_state(config_of(plain, {}), str(folder), PATTERN, 5 << 30):
+        raise SystemExit(failure)
+
+
+def write_mistral(plain: Path, folder: Path) -> None:
+    from tests.models import test_mistral_layout
+
+    test_mistral_layout.write_mistral(plain, folder)
+
+
+def write_awq(plain: Path, folder: Path) -> None:
+    from tests.models.quantized_checkpoints import awq
+
+    quantise, state = awq(128), {}
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        parts = {"weight": tensor}
+        if "_proj." in name:
+            parts, _ = quantise(name, tensor.float())
+        layer = name.removesuffix("weight")
+        state |= {f"{layer}{suffix}": part.contiguous() for suffix, part in parts.items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    config = json.loads((plain / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+
+
+def write_gguf(plain: Path, folder: Path) -> None:
+    """A file of bfloat16; queries and keys keep their rows, whose order no time depends on."""
+    import gguf
+
+    config = json.loads((plain / "config.json").read_text())
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(plain / "model.safetensors").items():
+        own = f"{names.get_name(name.removesuffix('.weight'))}.weight"
+        if tensor.dim() == 1:
+            writer.add_tensor(own, tensor.float().numpy())
+        else:
+            values = tensor.view(torch.uint8).numpy()
+            writer.add_tensor(own, values, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Another form of the checkpoint: its writer, the files that are read, and options."""
+
+    write: Callable[[Path, Path], None]
+    files: str
+    options: dict[str, Any]
+
+
+FORMS = {
+    "pt": Form(write_pickled, "*.bin", {"load_format": "pt"}),
+    "npcache": Form(write_cached, "np/*/*.npy", {"load_format": "npcache"}),
+    "gguf": Form(write_gguf, "*.gguf", {}),
+    "sharded_state": Form(write_shards, "*.safetensors", {"load_format": "sharded_state"}),
+    "mistral": Form(
+        write_mistral, "*.safetensors", {"load_format": "mistral", "config_format": "mistral"}
+    ),
+    "awq": Form(write_awq, "*.safetensors", {}),
+}
+
+
+def write_form(name: str, plain: Path) -> Path:
+    """Write one of FORMS unless it is there; its folder."""
+    folder, begun = plain / name, plain / f"{name}.part"
+    if not folder.exists():
+        begun.mkdir(exist_ok=True)
+        shutil.copy(plain / "config.json", begun)
+        FORMS[name].write(plain, begun)
+        begun.rename(folder)
+    return folder
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """The files that a way to load reads."""
+    return sorted(folder.glob(FORMS[name].files if name in FORMS else "model.safetensors"))
+
+
+def config_of(model: Path, options: dict[str, Any]) -> VllmConfig:
+    return EngineArgs(
+        model=str(model), dtype="bfloat16", device="cpu", skip_tokenizer_init=True, **options
+    ).create_engine_config()
 
 
 def drop(path: Path) -> None:
@@ -107,15 +230,20 @@ def drop(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read_cold(path: Path) -> float:
-    """Seconds to read a file from end to end."""
-    drop(path)
+def read_cold(paths: list[Path]) -> float:
+    """Seconds to read files from end to end; they are dropped before and after."""
+    for path in paths:
+        drop(path)
     block = bytearray(BLOCK)
     begin = time.perf_counter()
-    with open(path, "rb", buffering=0) as file:
-        while file.readinto(block):
-            pass
-    return time.perf_counter() - begin
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(block):
+                pass
+    seconds = time.perf_counter() - begin
+    for path in paths:
+        drop(path)
+    return seconds
 
 
 class MemoryWatch:
@@ -144,19 +272,16 @@ class MemoryWatch:
         return sum(int(found[name].split()[0]) for name in ("RssAnon", "RssShmem")) << 10
 
 
-def load_once(folder: Path, options: dict[str, Any]) -> Load:
+def load_once(folder: Path, name: str) -> Load:
     """Read, then load; in a process of its own."""
-    config = EngineArgs(
-        model=str(folder), dtype="bfloat16", device="cpu", skip_tokenizer_init=True, **options
-    ).create_engine_config()
+    options, paths = ways()[name], weight_files(folder, name)
+    config = config_of(paths[0] if name == "gguf" else folder, options)
     # What a first product and a first thread need is not the load's.
     torch.randn(64, 64) @ torch.randn(64, 64)
     for package in PACKAGES.values():
         if options.get("load_format") in PACKAGES and importlib.util.find_spec(package):
             __import__(package)
-    path = folder / "model.safetensors"
-    read_seconds = read_cold(path)
-    drop(path)
+    read_seconds = read_cold(paths)
     watch = MemoryWatch()
     begin = time.perf_counter()
     worker = Worker(config)
@@ -171,7 +296,7 @@ def ways() -> dict[str, dict[str, Any]]:
     for name, package in PACKAGES.items():
         if importlib.util.find_spec(package):
             found[name] = {"load_format": name}
-    return found
+    return found | {name: form.options for name, form in FORMS.items()}
 
 
 def measure(folder: Path, name: str, rounds: int) -> list[Load]:
@@ -207,14 +332,21 @@ def main() -> None:
     )
     parser.add_argument("--gib", type=float, default=2.0, help="size of the file")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", metavar="WAY,...")
+    parser.add_argument(
+        "--formats",
+        default=",".join(name for name in ways() if name not in FORMS),
+        metavar="WAY,...",
+    )
     parser.add_argument("--folder", type=Path, help="of the checkpoint")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(asdict(load_once(args.folder, ways()[args.child]))))
+        print(json.dumps(asdict(load_once(args.folder, args.child))))
         return
+    names = list(ways()) if args.formats == "all" else args.formats.split(",")
+    if unknown := set(names).difference(ways()):
+        parser.error(f"--formats: {', '.join(unknown)} is none of {', '.join(ways())}, or all")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         num_bytes = write_checkpoint(folder, args.gib)
@@ -223,10 +355,14 @@ def main() -> None:
             "| way | read | load | of reading | memory | less 64 MB, of weights |\n|" + " --- |" * 6
         )
         results = []
-        for name in ways():
-            if args.only and name not in args.only.split(","):
-                continue
-            found = record(name, measure(folder, name, args.rounds), num_bytes)
+        for name in names:
+            held, weights = folder, num_bytes
+            if name in FORMS:
+                held = write_form(name, folder)
+                weights = sum(path.stat().st_size for path in weight_files(held, name))
+            found = record(name, measure(held, name, args.rounds), weights)
+            if held != folder and not args.folder:
+                shutil.rmtree(held)
             results.append(found)
             shown = [str(value) for key, value in found.items() if key != "meets"]
             print(f"| {' | '.join(shown)} |", "" if found["meets"] else "missed", flush=True)

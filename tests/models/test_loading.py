@@ -96,7 +96,19 @@ def test_derived_tensors_and_a_tied_head_are_passed_over(tmp_path: Path) -> None
 
 def test_a_missing_tensor_is_named(tiny: Path) -> None:
     rewrite(tiny, lambda tensors: tensors.pop(NAME))
-    assert f"lacks the tensor {NAME!r}" in refusal(tiny)
+    assert f"model.safetensors lacks the tensor {NAME!r}" in refusal(tiny)
+
+
+def test_the_file_that_should_hold_a_tensor_is_named(tmp_path: Path) -> None:
+    save(make_model("llama"), tmp_path, max_shard_size="30KB")
+    index = tmp_path / "model.safetensors.index.json"
+    held = json.loads(index.read_text())["weight_map"]
+    path = tmp_path / held[NAME]
+    save_file({name: t for name, t in load_file(path).items() if name != NAME}, path)
+    assert f"{path} lacks the tensor {NAME!r}" in refusal(tmp_path)
+    # Nothing says where it was.
+    index.unlink()
+    assert f"{tmp_path} lacks the tensor {NAME!r}" in refusal(tmp_path)
 
 
 def test_an_unexpected_tensor_is_named(tiny: Path) -> None:

@@ -10,16 +10,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import FlatBlocks
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.stored import StoredTensor
+from vllm_lite.loader.stored import JoinedTensor, StoredTensor, damaged, part_of
 from vllm_lite.loader.weight_rules import Part, WeightRules
 from vllm_lite.quantization.layouts.flat_blocks import BLOCK
 from vllm_lite.quantization.layouts.numbers import values_of
@@ -30,7 +28,7 @@ _BESIDE = (*_PARTS, ".weight.nested_quant_map")
 
 
 @dataclass(frozen=True, slots=True)
-class BlockScales:
+class BlockScales(JoinedTensor):
     """The scales of a layer's blocks of 64 values, [blocks] float32."""
 
     name: str
@@ -40,16 +38,12 @@ class BlockScales:
     nested: tuple[StoredTensor, StoredTensor, int, float] | None
 
     @property
-    def path(self) -> Path:
-        return self.absmax.path
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.absmax, *self.nested[:2]) if self.nested else (self.absmax,)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (math.prod(self.absmax.shape) * (self.block // BLOCK),)
-
-    @property
-    def nbytes(self) -> int:
-        return self.absmax.nbytes
 
     def slices(self, rules: WeightRules) -> Iterator[BlockScales]:
         """The scales as `rules` name them."""
@@ -65,7 +59,7 @@ class BlockScales:
             magnitudes, values, size, offset = self.nested
             wide = magnitudes.read().float().repeat_interleave(size)[: len(scales)]
             if len(wide) < len(scales):
-                raise _damaged(magnitudes, f"scales of {len(scales)} codes")
+                raise damaged(magnitudes, f"scales of {len(scales)} codes")
             scales = values.read().float()[scales.long()] * wide + offset
         return scales.float().repeat_interleave(self.block // BLOCK)
 
@@ -79,6 +73,9 @@ def join_blocks(
         layer, mark, kind = name.partition(_SETTINGS)
         if mark:
             yield _scales(stored, layer, tensor, kind, form)
+        elif name.endswith(_PARTS[0]):
+            layer = name.removesuffix(_PARTS[0])
+            part_of(stored, f"{layer}{_SETTINGS}{form.number}", tensor)
         elif not name.endswith(_BESIDE):
             yield tensor
 
@@ -87,33 +84,27 @@ def _scales(
     stored: dict[str, StoredTensor], layer: str, tensor: StoredTensor, kind: str, form: FlatBlocks
 ) -> BlockScales:
     if kind != form.number:
-        raise _damaged(tensor, f"settings of {form.number}, as the configuration says")
+        raise damaged(tensor, f"settings of {form.number}, as the configuration says")
     settings = _settings(tensor)
     block = settings.get("blocksize")
     if type(block) is not int or block < BLOCK or block % BLOCK:
-        raise _damaged(tensor, f"settings with a blocksize of whole {BLOCK}s")
-    absmax, table = (_part(stored, f"{layer}{suffix}", tensor) for suffix in _PARTS[:2])
+        raise damaged(tensor, f"settings with a blocksize of whole {BLOCK}s")
+    absmax, table = (part_of(stored, f"{layer}{suffix}", tensor) for suffix in _PARTS[:2])
     if table.shape != (16,) or not torch.equal(table.read().float(), values_of(form.number)):
-        raise _damaged(table, f"the values of {form.number}")
+        raise damaged(table, f"the values of {form.number}")
     nested = None
-    magnitudes = stored.get(f"{layer}{_PARTS[2]}")
-    if magnitudes is not None:
-        values = _part(stored, f"{layer}{_BESIDE[3]}", tensor)
+    if absmax.file.entry(absmax.stored)[0] == "U8":
+        magnitudes = part_of(stored, f"{layer}{_PARTS[2]}", absmax)
+        values = part_of(stored, f"{layer}{_BESIDE[3]}", tensor)
         size, offset = settings.get("nested_blocksize"), settings.get("nested_offset")
         if type(size) is not int or size < 1 or type(offset) is not float:
-            raise _damaged(tensor, "settings with nested_blocksize and nested_offset")
+            raise damaged(tensor, "settings with nested_blocksize and nested_offset")
         if values.shape != (256,):
-            raise _damaged(values, "256 values")
+            raise damaged(values, "256 values")
         nested = magnitudes, values, size, offset
-    if (absmax.file.entry(absmax.stored)[0] == "U8") != (nested is not None):
-        raise _damaged(absmax, "codes where there are nested scales, else floats")
+    elif f"{layer}{_PARTS[2]}" in stored:
+        raise damaged(absmax, "codes where there are nested scales")
     return BlockScales(f"{layer}.absmax", absmax, block, nested)
-
-
-def _part(stored: dict[str, StoredTensor], name: str, beside: StoredTensor) -> StoredTensor:
-    if name not in stored:
-        raise CheckpointError(f"{beside.path} lacks {name!r}; fetch it again")
-    return stored[name]
 
 
 def _settings(tensor: StoredTensor) -> dict[str, Any]:
@@ -122,9 +113,5 @@ def _settings(tensor: StoredTensor) -> dict[str, Any]:
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        raise _damaged(tensor, "settings in JSON")
+        raise damaged(tensor, "settings in JSON")
     return settings
-
-
-def _damaged(tensor: StoredTensor, wanted: str) -> CheckpointError:
-    return CheckpointError(f"{tensor.path}: {tensor.name!r} has to be {wanted}; fetch it again")

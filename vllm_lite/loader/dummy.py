@@ -31,6 +31,10 @@ class DummyTensor:
     seed: int
     path: None = None
 
+    @property
+    def shown(self) -> str:
+        return f"the tensor {self.name!r}"
+
     def fill(self, slot: WeightSlot, part: Part) -> None:
         tensor = slot.tensor
         if tensor.dim() == 1 and not self.name.endswith(".bias"):

@@ -22,6 +22,7 @@ from vllm_lite.loader.safetensors import SafetensorsFile
 from vllm_lite.loader.sharded_state import shard_files
 from vllm_lite.loader.stored import FLOATS, StoredTensor, TensorFile, Wanted, stored_tensor
 from vllm_lite.loader.streamed import open_fast, open_streamed, open_tensorized
+from vllm_lite.loader.tensors import listed
 from vllm_lite.platform import free_memory
 
 _SAFETENSORS, _CONSOLIDATED = "model.safetensors", "consolidated.safetensors"
@@ -92,11 +93,14 @@ _FORMATS = {
     "fastsafetensors": _safetensors(open_fast),
     "tensorizer": _Format("model.tensors", ("*.tensors",), open_tensorized),
 }
-# Suffixes of the tensors that make a layer's matrix.
+# Suffixes of the tensors that make a layer's matrix, and of those that may be plain.
 _MATRICES = (
     *("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata", "weight_packed"),
     *("codes", "compressed"),
 )
+_PLAIN = ("weight", "compressed")
+# Of what lies beside a matrix that is not plain, whatever type holds it.
+_SCALES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
 # Formats of a rank's own files, and what opens those.
 SHARDED = {"sharded_state": "safetensors", "runai_streamer_sharded": "runai_streamer"}
 # What auto looks for.
@@ -123,6 +127,12 @@ def open_tensors(directory: Path, load: LoadConfig, wanted: Wanted) -> list[Stor
     if chosen.is_safetensors:
         _prefetch(list(files), load, is_mapped=chosen.open in (_open_safetensors, _open_mistral))
     opened = [(chosen.open(path, load), names) for path, names in files.items()]
+    for file, names in opened:
+        needed = {name for name in names or () if wanted(name) is not None}
+        if missing := sorted(needed.difference(file.names())):
+            raise CheckpointError(
+                f"{file.path} lacks {listed(missing)}, which the index says it has; fetch it again"
+            )
     return [
         stored_tensor(file, name, wanted(name))
         for file, names in opened
@@ -148,16 +158,18 @@ def open_heads(directory: Path, layers: Iterable[str], load: LoadConfig) -> Iter
 def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
     """Whether a layer's weights are floating-point numbers, by the names of all layers.
 
-    Those with bitsandbytes' scales beside them are bytes, whatever type holds them.
+    Those with scales beside them are not, whatever type holds them.
     """
     opened = _opened(directory, load)
     names = {name for file in opened for name in file.names()}
-    return {
-        name.rpartition(".")[0]: file.entry(name)[0] in FLOATS and f"{name}.absmax" not in names
-        for file in opened
-        for name in file.names()
-        if name.rpartition(".")[2] in _MATRICES
-    }
+    found = {}
+    for file in opened:
+        for name in file.names():
+            layer, _, suffix = name.rpartition(".")
+            if suffix in _MATRICES:
+                is_float = suffix in _PLAIN and file.entry(name)[0] in FLOATS
+                found[layer] = is_float and names.isdisjoint(f"{layer}.{s}" for s in _SCALES)
+    return found
 
 
 def tensor_names(directory: Path, load: LoadConfig) -> list[str]:

@@ -139,6 +139,10 @@ class GGUFCheckpointTensor:
         return Path(self.tensor.path)
 
     @property
+    def shown(self) -> str:
+        return f"{self.path}: the tensor {self.tensor.name!r}"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.tensor.shape
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.tensors import CheckpointTensor
+from vllm_lite.loader.tensors import CheckpointTensor, shown_together
 from vllm_lite.loader.weight_rules import Part
 
 _KEYS, _VALUES = ".attn_k_b.weight", ".attn_v_b.weight"
@@ -37,6 +37,10 @@ class LatentExpansion:
     @property
     def path(self) -> Path | None:
         return self.keys.path
+
+    @property
+    def shown(self) -> str:
+        return shown_together((self.keys, self.made_values), "with")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
 from vllm_lite.loader.sparse import SparseTensor, join_sparse, name_of_whole
 from vllm_lite.loader.stored import StoredTensor
-from vllm_lite.loader.tensors import CheckpointTensor
+from vllm_lite.loader.tensors import CheckpointTensor, listed, place_of, refusal
 from vllm_lite.loader.ternary import TernaryTensor, join_ternary
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
@@ -109,7 +109,7 @@ def _read(item: tuple[str, _Fill]) -> tuple[str, Tensor]:
     name, fill = item
     slot = fill.target.slot
     tensor = torch.empty(slot.tensor.shape, dtype=slot.tensor.dtype, device="cpu")
-    fill.tensor.fill(replace(slot, tensor=tensor, keep=None, packing=None), fill.part)
+    fill.read(replace(slot, tensor=tensor, keep=None, packing=None))
     return name, tensor
 
 
@@ -204,6 +204,13 @@ class _Fill:
     target: Target
     part: Part
 
+    def read(self, slot: WeightSlot) -> None:
+        """Fill `slot`; raises CheckpointError, which names the tensor."""
+        try:
+            self.tensor.fill(slot, self.part)
+        except CheckpointError as error:
+            raise refusal(error, [self.tensor]) from None
+
 
 def _fills(
     config: VllmConfig, rules: WeightRules, targets: Mapping[str, Target]
@@ -290,28 +297,31 @@ def _match(
     A model that pools has no use for the language model's head.
     """
     fills: dict[str, _Fill] = {}
-    unexpected: list[str] = []
-    for tensor in tensors:
+    held, unexpected = list(tensors), []
+    for tensor in held:
         parts = rules.parts_of(tensor.name)
         for name, part in parts:
             if name in targets:
                 fills[name] = _Fill(tensor, targets[name], part)
             elif not (pools and name.startswith("lm_head.")) and not is_ignorable(name, targets):
-                unexpected.append(tensor.name)
+                unexpected.append(tensor)
     lacking = [name for name, target in targets.items() if not target.slot.is_optional]
     missing = [_source_of(rules, name) for name in lacking if name not in fills]
     if missing:
-        listed = _listed(list(dict.fromkeys(missing)))
-        raise CheckpointError(f"{path} lacks {listed}; is the checkpoint complete?")
+        layers = {name.rpartition(".")[0] for name in missing}
+        beside = [tensor for tensor in held if tensor.name.rpartition(".")[0] in layers]
+        place = place_of(beside or held, path)
+        raise CheckpointError(f"{place} lacks {listed(missing)}; is the checkpoint complete?")
     if unexpected:
-        listed = _listed(list(dict.fromkeys(unexpected)))
-        raise CheckpointError(f"{path} has {listed}, for which its configuration has no place")
+        shown = listed([tensor.name for tensor in unexpected])
+        place = place_of(unexpected, path)
+        raise CheckpointError(f"{place} has {shown}, for which its configuration has no place")
     for fill in fills.values():
         slot, stored = fill.target.slot, tuple(fill.tensor.shape)
         if not fill.part.fits(stored, slot):
             raise CheckpointError(
-                f"{fill.tensor.path}: the tensor {fill.tensor.name!r} has the shape "
-                f"{list(stored)}, but its configuration asks for {fill.part.expected(slot)}"
+                f"{fill.tensor.shown} has the shape {list(stored)}, but its configuration asks "
+                f"for {fill.part.expected(slot)}"
             )
     return fills
 
@@ -319,12 +329,6 @@ def _match(
 def _source_of(rules: WeightRules, name: str) -> str:
     layer, _, suffix = name.rpartition(".")
     return f"{rules.source_of(layer)}.{suffix}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:3])
-    noun = "the tensor" if len(names) == 1 else f"{len(names)} tensors:"
-    return f"{noun} {shown}{', ...' if len(names) > 3 else ''}"
 
 
 def _jobs(fills: Iterable[_Fill], numbers: Mapping[int, int]) -> list[_LayerJob]:
@@ -351,10 +355,10 @@ class _LayerJob:
     @torch.inference_mode()
     def run(self) -> int:
         """Fill and finish the layer; returns the bytes read."""
-        nbytes, path = self.nbytes, self.fills[0].tensor.path
+        nbytes, tensors = self.nbytes, [fill.tensor for fill in self.fills]
         packed_weights.begin_layer(self.number)
         for fill in self.fills:
-            fill.tensor.fill(fill.target.slot, fill.part)
+            fill.read(fill.target.slot)
             if fill.target.slot.keep is None:
                 _check_magnitude(fill.tensor, fill.target.slot)
         # Packing frees the layer's own tensors only if nothing here refers to them.
@@ -363,7 +367,7 @@ class _LayerJob:
             try:
                 self.layer.process_weights_after_loading()
             except CheckpointError as error:
-                raise CheckpointError(f"{path}: {error}") from None
+                raise refusal(error, tensors) from None
         return nbytes
 
 
@@ -379,8 +383,7 @@ def _check_magnitude(tensor: CheckpointTensor, slot: WeightSlot) -> None:
     largest = slot.largest()
     if not largest < _LARGEST:
         raise CheckpointError(
-            f"{tensor.path}: the tensor {tensor.name!r} holds numbers as large as {largest:g}; "
-            "fetch the weights again"
+            f"{tensor.shown} holds numbers as large as {largest:g}; fetch the weights again"
         )
 
 

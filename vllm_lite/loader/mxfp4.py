@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.stored import StoredTensor
+from vllm_lite.loader.stored import JoinedTensor, StoredTensor, damaged, part_of
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
 _VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device="cpu")
@@ -23,7 +21,7 @@ _BIAS = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Float4Tensor:
+class Float4Tensor(JoinedTensor):
     """A matrix; its name is that of its blocks."""
 
     blocks: StoredTensor
@@ -34,17 +32,13 @@ class Float4Tensor:
         return self.blocks.name
 
     @property
-    def path(self) -> Path:
-        return self.blocks.path
+    def parts(self) -> tuple[StoredTensor, StoredTensor]:
+        return self.blocks, self.scales
 
     @property
     def shape(self) -> tuple[int, ...]:
         rows, *packed = self.blocks.shape
         return (rows, 2 * packed[0] * packed[1]) if len(packed) == 2 else self.blocks.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.blocks.nbytes + self.scales.nbytes
 
     def slices(self, rules: WeightRules) -> Iterator[Float4Tensor]:
         """The matrices of a stack."""
@@ -71,9 +65,12 @@ def join_float4(
     stored = {tensor.name: tensor for tensor in tensors}
     for name, tensor in stored.items():
         if name.endswith("_blocks"):
-            scales = stored.get(name.removesuffix("_blocks") + "_scales")
-            if scales is None or scales.shape != tensor.shape[:-1]:
-                raise CheckpointError(f"{tensor.path}: {name!r} has no scales that fit it")
-            yield Float4Tensor(tensor, scales)
-        elif name.removesuffix("_scales") + "_blocks" not in stored:
+            scales = part_of(stored, name.removesuffix("_blocks") + "_scales", tensor)
+            joined = Float4Tensor(tensor, scales)
+            if scales.shape != tensor.shape[:-1]:
+                raise damaged(joined, "blocks and a scale for each")
+            yield joined
+        elif name.endswith("_proj_scales"):
+            part_of(stored, name.removesuffix("_scales") + "_blocks", tensor)
+        else:
             yield tensor

@@ -39,6 +39,10 @@ class ShardTensor:
         return self.stored.path
 
     @property
+    def shown(self) -> str:
+        return self.stored.shown
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return self.stored.shape
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.stored import StoredTensor
+from vllm_lite.loader.stored import JoinedTensor, StoredTensor, damaged, part_of
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
 _VALUES, _NOTES = ".compressed", (".bitmask", ".shape", ".row_offsets")
 
 
 @dataclass(frozen=True, slots=True)
-class SparseTensor:
+class SparseTensor(JoinedTensor):
     """A matrix whose missing values are zero."""
 
     name: str
@@ -31,12 +29,8 @@ class SparseTensor:
     shape: tuple[int, ...]
 
     @property
-    def path(self) -> Path:
-        return self.values.path
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.bitmask.nbytes
+    def parts(self) -> tuple[StoredTensor, StoredTensor]:
+        return self.values, self.bitmask
 
     def slices(self, rules: WeightRules) -> Iterator[SparseTensor]:
         """The matrix as `rules` name it."""
@@ -46,7 +40,7 @@ class SparseTensor:
         whole = self._read()
         narrow = whole.element_size() == 1 or slot.tensor.element_size() == 1
         if narrow and whole.dtype is not slot.tensor.dtype:
-            raise self._damaged(f"values of {slot.tensor.dtype}")
+            raise damaged(self.values, f"values of {slot.tensor.dtype}")
         taken = whole
         for dim, chosen in enumerate(part.region(slot)):
             taken = taken[(slice(None),) * dim + (chosen,)]
@@ -57,21 +51,17 @@ class SparseTensor:
         rows, columns = self.shape
         bits = self.bitmask.read()
         if bits.dtype is not torch.uint8 or bits.shape != (rows, -(-columns // 8)):
-            raise self._damaged("a bitmask of a bit for each value")
+            raise damaged(self.bitmask, "bytes with a bit for each value")
         is_left = (bits[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1).bool()
         is_left = is_left[:, :columns]
         values = self.values.read().flatten()
         if values.numel() != int(is_left.sum()):
-            raise self._damaged("as many values as its bitmask has bits")
+            raise damaged(self, "as many values as bits that are set")
         whole = torch.zeros(self.shape, dtype=values.dtype)
         as_bytes = values.element_size() == 1
         target = whole.view(torch.uint8) if as_bytes else whole
         target[is_left] = values.view(torch.uint8) if as_bytes else values
         return whole
-
-    def _damaged(self, wanted: str) -> CheckpointError:
-        path, name = self.values.path, self.values.name
-        return CheckpointError(f"{path}: {name!r} has to have {wanted}; fetch it again")
 
 
 def name_of_whole(name: str) -> str:
@@ -82,16 +72,18 @@ def name_of_whole(name: str) -> str:
 def join_sparse(tensors: Iterable[StoredTensor]) -> Iterator[StoredTensor | SparseTensor]:
     """The tensors, what belongs to a sparse one as one; raises CheckpointError where one lacks."""
     stored = {tensor.name: tensor for tensor in tensors}
-    layers = {name.removesuffix(_VALUES) for name in stored if name.endswith(_VALUES)}
     for name, tensor in stored.items():
         layer = name.rpartition(".")[0]
-        if layer not in layers or not name.endswith((_VALUES, *_NOTES)):
-            yield tensor
+        if name.endswith(_NOTES):
+            part_of(stored, f"{layer}{_VALUES}", tensor)
         elif name.endswith(_VALUES):
-            bitmask, shape = stored.get(f"{layer}.bitmask"), stored.get(f"{layer}.shape")
-            if bitmask is None or shape is None or shape.shape != (2,):
-                raise CheckpointError(f"{tensor.path}: {name!r} has no bitmask and shape beside it")
-            rows, columns = (int(size) for size in shape.read().tolist())
+            bitmask, shape = (part_of(stored, f"{layer}{note}", tensor) for note in _NOTES[:2])
+            sizes = shape.read()
+            if sizes.is_floating_point() or sizes.shape != (2,):
+                raise damaged(shape, "two integers")
+            rows, columns = sizes.tolist()
             if rows < 1 or columns < 1 or bitmask.shape != (rows, -(-columns // 8)):
-                raise CheckpointError(f"{tensor.path}: {name!r} has a bitmask of another shape")
+                raise damaged(bitmask, f"a bit for each value of the shape {shape.stored!r}")
             yield SparseTensor(f"{layer}.weight", tensor, bitmask, (rows, columns))
+        else:
+            yield tensor

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightSlot
+from vllm_lite.loader.tensors import shown_together
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
 # The dtype that a slot reads a named tensor as; None: no slot takes it.
@@ -91,6 +92,10 @@ class StoredTensor:
     def path(self) -> Path:
         return self.file.path
 
+    @property
+    def shown(self) -> str:
+        return f"{self.path}: the tensor {self.stored!r}"
+
     def slices(self, rules: WeightRules) -> Iterator[StoredTensor]:
         """The tensor as `rules` name it, or its slices."""
         stack = rules.stack_of(self.name)
@@ -114,11 +119,7 @@ class StoredTensor:
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         if slot.unpacking is not None:
-            packed = self.read()
-            try:
-                slot.write(part.unpacked(packed, slot))
-            except CheckpointError as error:
-                raise CheckpointError(f"{self.path}: the tensor {self.name!r} {error}") from None
+            slot.write(part.unpacked(self.read(), slot))
             return
         stored = self._read(part.region(slot))
         stored = stored.flatten() if slot.full_shape == (1,) else stored
@@ -144,6 +145,42 @@ class StoredTensor:
             if not isinstance(chosen, slice):
                 part = part.index_select(dim, chosen)
         return part
+
+
+class JoinedTensor(Protocol):
+    """A tensor that several stored ones make."""
+
+    @property
+    def parts(self) -> Sequence[StoredTensor]:
+        """The stored ones; the values come first."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        return self.parts[0].path
+
+    @property
+    def shown(self) -> str:
+        return shown_together(self.parts, "with")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+
+def part_of(stored: Mapping[str, StoredTensor], name: str, owner: StoredTensor) -> StoredTensor:
+    """The tensor `name`, without which `owner` cannot be read; raises CheckpointError."""
+    if name not in stored:
+        raise CheckpointError(
+            f"{owner.path} lacks the tensor {name!r}, which belongs to {owner.stored!r}; "
+            "fetch it again"
+        )
+    return stored[name]
+
+
+def damaged(tensor: StoredTensor | JoinedTensor, wanted: str) -> CheckpointError:
+    """The refusal of a tensor that is not as wanted."""
+    return CheckpointError(f"{tensor.shown} has to be {wanted}; fetch it again")
 
 
 def stored_tensor(file: TensorFile, name: str, wanted: torch.dtype | None) -> StoredTensor:

@@ -1,12 +1,18 @@
-"""The interface of a checkpoint format: named tensors that can fill a slot."""
+"""The interface of a checkpoint format, named tensors that can fill a slot, and its messages."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.weight_rules import Part
+
+# As many tensors as a layer has that is no mixture of experts.
+_FEW = 16
 
 
 class CheckpointTensor(Protocol):
@@ -21,6 +27,11 @@ class CheckpointTensor(Protocol):
         ...
 
     @property
+    def shown(self) -> str:
+        """The file and the name in it, for messages."""
+        ...
+
+    @property
     def shape(self) -> tuple[int, ...]: ...
 
     @property
@@ -31,3 +42,38 @@ class CheckpointTensor(Protocol):
     def fill(self, slot: WeightSlot, part: Part) -> None:
         """Read this rank's part of a view into a slot; raises CheckpointError on damage."""
         ...
+
+
+def shown_together(tensors: Sequence[CheckpointTensor], word: str) -> str:
+    """How messages call several tensors, with `word` between them; a file is named once."""
+    first, *others = tensors
+    beside = (tensor.shown.removeprefix(f"{first.path}: the tensor ") for tensor in others)
+    return f" {word} ".join((first.shown, *beside))
+
+
+def refusal(error: CheckpointError, tensors: Sequence[CheckpointTensor]) -> CheckpointError:
+    """An error of a layer that these tensors fill, with the file and those that it speaks of."""
+    reason = str(error)
+    words = set(re.findall(r"[\w.]+", reason))
+    # An error has the names of layers, and then of tensors in them.
+    meant = [tensor for tensor in tensors if words.issuperset(tensor.name.rpartition(".")[::2])]
+    # Several experts are refused for their form, not for their tensors.
+    if "the tensor '" in reason or not (meant or len(tensors) <= _FEW):
+        return error
+    reason = reason.rpartition("a layer cannot be read: ")[2]
+    remedy = "" if ";" in reason else "; fetch the weights again"
+    return CheckpointError(f"{shown_together(meant or tensors, 'or')}: {reason}{remedy}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Some tensors by name, or the first of many."""
+    names = list(dict.fromkeys(names))
+    shown = ", ".join(repr(name) for name in names[:3])
+    noun = "the tensor" if len(names) == 1 else f"{len(names)} tensors:"
+    return f"{noun} {shown}{', ...' if len(names) > 3 else ''}"
+
+
+def place_of(tensors: Sequence[CheckpointTensor], directory: str) -> str:
+    """The one file that holds the tensors, or else the directory."""
+    files = {str(tensor.path) for tensor in tensors}
+    return files.pop() if len(files) == 1 else directory

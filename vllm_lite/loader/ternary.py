@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from vllm_lite.config.quantized.schemes import Ternary
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.stored import StoredTensor
+from vllm_lite.loader.stored import JoinedTensor, StoredTensor, part_of
 from vllm_lite.loader.weight_rules import Part, WeightRules
 
 # GGUF's type and the inputs of its block: scale * code - minimum, in sixteenths of a block.
@@ -27,7 +26,7 @@ _LEAST_SCALE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class TernaryTensor:
+class TernaryTensor(JoinedTensor):
     """A matrix; `scale` is None where it is stored as floats."""
 
     stored: StoredTensor
@@ -39,17 +38,13 @@ class TernaryTensor:
         return self.stored.name
 
     @property
-    def path(self) -> Path:
-        return self.stored.path
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.stored,) if self.scale is None else (self.stored, self.scale)
 
     @property
     def shape(self) -> tuple[int, ...]:
         rows, *others = self.stored.shape
         return (rows if self.scale is None else 4 * rows, *others)
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes
 
     def slices(self, rules: WeightRules) -> Iterator[TernaryTensor]:
         """The matrix as `rules` name it."""
@@ -75,16 +70,15 @@ class TernaryTensor:
             worth = stored.float().abs().mean().clamp(min=_LEAST_SCALE)
             if not worth.isfinite():
                 raise CheckpointError(
-                    f"{self.path}: the tensor {self.name!r} holds numbers that are not finite; "
-                    "fetch it again"
+                    f"{self.shown} holds numbers that are not finite; fetch it again"
                 )
             return (stored.float() / worth).round().clamp(-1, 1).add(1).byte(), worth.item()
         numbers = self.scale.read().float().flatten().tolist()
         is_scale = len(numbers) == 1 and 0 < abs(numbers[0]) < math.inf
         if stored.dtype is not torch.uint8 or not is_scale:
             raise CheckpointError(
-                f"{self.path}: {self.name!r} has to be bytes, and its scale one finite number that "
-                "is not zero; fetch them again"
+                f"{self.shown} has to be bytes and one finite number that is not zero; "
+                "fetch them again"
             )
         (scale,) = numbers
         codes = torch.cat([stored >> 2 * place & 3 for place in range(4)])
@@ -115,6 +109,6 @@ def join_ternary(
         elif scale is not None:
             yield TernaryTensor(tensor, scale, form)
         elif name.endswith("_proj.weight") and tensor.nbytes == math.prod(tensor.shape):
-            raise CheckpointError(f"{tensor.path}: {name!r} has no scale")
+            part_of(stored, f"{name}_scale", tensor)
         elif not name.endswith(".weight_scale"):
             yield tensor
