@@ -163,7 +163,6 @@ async def test_encodings(dtype: str, numpy_type: str, endianness: str) -> None:
         ({"input": "a", "chat_template": "x"}, None, ""),
         ({"input": "a", "cache_salt": "a@b"}, "cache_salt", "must not hold"),
         ({"input": "a", "dimensions": 4}, "dimensions", "dimensions"),
-        ({"input": "a", "model": "other"}, "model", "does not exist"),
     ],
 )
 async def test_bad_input(body: dict[str, Any], param: str | None, words: str) -> None:
@@ -172,10 +171,31 @@ async def test_bad_input(body: dict[str, Any], param: str | None, words: str) ->
     if param is None:
         assert reply.status_code == 200
         return
-    assert reply.status_code == (404 if param == "model" else 400), reply.text
+    assert reply.status_code == 400, reply.text
     error = error_of(reply)
     assert error["param"] == param
     assert words in error["message"]
+    assert not client.running
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v2/embed", {"texts": ["a"]}),
+        ("/pooling", {"input": "a"}),
+        ("/classify", {"input": "a"}),
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+async def test_an_unknown_model_is_a_404_that_names_no_field(path: str, body: Any) -> None:
+    tasks = ("classify", "token_classify") if path == "/classify" else ("embed", "token_embed")
+    client = engine(tasks=tasks, num_labels=2, id2label=("no", "yes"))
+    reply = await post(path, {"model": "other", **body}, client)
+    error = error_of(reply)
+    assert (reply.status_code, error["type"], error["param"]) == (404, "NotFoundError", None)
+    assert "'other' does not exist; served: " in error["message"]
     assert not client.running
 
 

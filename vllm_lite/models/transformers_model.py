@@ -40,6 +40,13 @@ from vllm_lite.models.transformers_names import name_rules
 _NO_INTERFACE = "it does not attend by transformers' attention interface"
 # Layers of attention as configurations call them.
 _KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
+# vLLM's names of its fallback for models that pool, to transformers' table of their classes.
+_TABLES = {
+    "TransformersEmbeddingModel": "AutoModel",
+    "TransformersMoEEmbeddingModel": "AutoModel",
+    "TransformersForSequenceClassification": "AutoModelForSequenceClassification",
+    "TransformersMoEForSequenceClassification": "AutoModelForSequenceClassification",
+}
 
 
 class TransformersForCausalLM(nn.Module):
@@ -225,6 +232,8 @@ def build(facts: ModelFacts, dtype: torch.dtype, attention: str = PAGED) -> Any:
 
 def _module_class(facts: ModelFacts) -> Any:
     """The class of the architecture, in transformers or in the checkpoint's own code."""
+    if facts.architecture in _TABLES:
+        return _class_of_table(facts, _TABLES[facts.architecture])
     kind = getattr(transformers, facts.architecture, None)
     own = (facts.hf_config.get("auto_map") or {}).get("AutoModelForCausalLM")
     if kind is None and own is not None:
@@ -236,6 +245,18 @@ def _module_class(facts: ModelFacts) -> Any:
         kind = get_class_from_dynamic_module(own, facts.path)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise refusal(facts, f"transformers {transformers.__version__} has no such model")
+    return kind
+
+
+def _class_of_table(facts: ModelFacts, table: str) -> Any:
+    """transformers' class for the checkpoint's model_type, by one of its Auto classes."""
+    model_type = facts.hf_config.get("model_type")
+    try:
+        kind = getattr(transformers, table)._model_mapping[transformers.CONFIG_MAPPING[model_type]]
+    except KeyError:
+        kind = None
+    if not isinstance(kind, type):  # of some types it has several
+        raise refusal(facts, f"transformers has no single {table} of model_type {model_type!r}")
     return kind
 
 

@@ -265,13 +265,11 @@ class ServingContext:
             )
         return self.maybe_tokenizer
 
-    def check_model(self, name: str | None) -> None:
-        """Raise NotFoundError unless `name` is absent or one of the served names."""
+    def check_model(self, name: str | None, param: str | None = "model") -> None:
+        """Raise NotFoundError about `param` unless `name` is absent or one of the served names."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
-            raise NotFoundError(
-                f"The model {name!r:.200} does not exist; served: {served}", "model"
-            )
+            raise NotFoundError(f"The model {name!r:.200} does not exist; served: {served}", param)
 
     def request_id(self, prefix: str, request: Request, own: str | None) -> str:
         """`prefix` and the client's id (X-Request-Id, then the body's) or a random one."""

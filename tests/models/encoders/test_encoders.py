@@ -15,6 +15,7 @@ from tests.models.encoders.cases import CASES, MODELS, make_encoder
 from tests.models.runner import load
 from tests.models.test_tensor_parallel import Meeting, ThreadRank
 from vllm_lite.distributed.groups import tensor_parallel
+from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.models.interfaces import Model
@@ -57,6 +58,20 @@ def expected(model: PreTrainedModel, ids: list[int]) -> tuple[Tensor, Tensor | N
     """Hidden states, and the logits of a model that has any."""
     given, base = torch.tensor([ids]), model.base_model
     return base(given)[0][0], None if base is model else model(given).logits[0]
+
+
+@pytest.mark.parametrize("implementation", ["vllm", "transformers"])
+def test_a_token_whose_embedding_is_no_number_is_refused_with_its_tensor(
+    implementation: str, tmp_path: Path
+) -> None:
+    broken = make_encoder("BertModel")
+    with torch.inference_mode():
+        broken.get_input_embeddings().weight[7] = torch.nan
+    broken.save_pretrained(tmp_path)
+    words = r"model.safetensors: the tensor 'embeddings.word_embeddings.weight' holds .* nan; fetch"
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load(tmp_path, model_impl=implementation)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", CASES)

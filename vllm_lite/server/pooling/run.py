@@ -58,7 +58,8 @@ def facts_of(context: ServingContext) -> PoolingFacts:
 
 def begin(context: ServingContext, body: PoolingBody, prefix: str, request: Request) -> str:
     """The id of a request that may run; raises RequestError."""
-    context.check_model(body.model)
+    # As in vLLM, where only routes that generate name the field.
+    context.check_model(body.model, param=None)
     request_id = context.request_id(prefix, request, getattr(body, "request_id", None))
     body.priority = context.priority(request, body.priority)
     context.generations.check_open()
