@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import numpy as np
+import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from peers.engines import default_peers
@@ -43,7 +44,8 @@ from safetensors.torch import load_file, save_file
 from tests.ggml_types import Newer
 from tests.models import integer_layouts as integers
 from tests.models import stored_codes as codes
-from tests.models.quantized_checkpoints import Quantise, awq, gptq
+from tests.models.quantized_checkpoints import Quantise, Stored, awq, gptq
+from tests.models.test_aqlm import FORMS as AQLM
 from tests.models.test_integer_checkpoints import hqq, torchao
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ
 from tests.models.test_stored_codes import CASES
@@ -60,7 +62,41 @@ Settings = dict[str, Any]
 _BNB: Settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+_FP8_TOKENS = _TOKENS | {"type": "float"}
 _AS_INT4 = codes.words(4, GROUP, True)
+
+
+def nearest_vectors(name: str, weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """AQLM's two books of 256 vectors of 8 inputs: each the means of what is left, by k-means."""
+    scales = weight.square().mean(1, keepdim=True).sqrt().clamp(min=1e-8).half()
+    vectors = (weight / scales.float()).view(-1, 8)
+    left, books, chosen = vectors, [], []
+    for _ in range(2):
+        book = left[torch.randperm(len(left), generator=torch.manual_seed(0))[:256]]
+        for _ in range(10):
+            found = torch.cdist(left, book).argmin(1)
+            counts = torch.bincount(found, minlength=256).clamp(min=1)[:, None]
+            book = torch.zeros(256, 8).index_add_(0, found, left) / counts
+        book = book.half()
+        found = torch.cdist(left, book.float()).argmin(1)
+        left = left - book.float()[found]
+        books.append(book)
+        chosen.append(found)
+    indices = torch.stack(chosen, -1).view(len(weight), -1, 2).to(torch.int8)
+    stored = {
+        "codes": indices,
+        "codebooks": torch.stack(books)[:, :, None],
+        "scales": scales[..., None, None],
+    }
+    return stored, ((vectors - left).view_as(weight) * scales.float())
+
+
+def nvfp4(name: str, weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
+    """Scales of inputs are a quarter of what is stored, so that they may reach 672."""
+    stored, worth = codes.nvfp4(True, True)(name, weight)
+    return stored | {"input_global_scale": torch.tensor([4.0])}, worth
+
+
 # Name: the inputs' rounding, and the checkpoint.
 CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
     "awq, 4 bits": ("", AWQ | {"group_size": GROUP}, awq(GROUP)),
@@ -78,9 +114,12 @@ CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
         *("int8 by token", {"quant_method": "qqq", "bits": 4, "group_size": GROUP}),
         integers.qqq(GROUP),
     ),
+    "hqq, 2 bits": ("", hqq(2, GROUP), integers.hqq(GROUP, 2)),
     "hqq, 3 bits": ("", hqq(3, GROUP), integers.hqq(GROUP, 3)),
     "hqq, 4 bits": ("", hqq(4, GROUP), integers.hqq(GROUP, 4)),
+    "hqq, 8 bits": ("", hqq(8, GROUP), integers.hqq(GROUP, 8)),
     "torchao int8": ("", torchao("Int8WeightOnlyConfig"), integers.torchao_int8),
+    "torchao int8 by int8": ("int8 by token", *CASES["torchao int8 by int8"][:2]),
     "torchao int4": (
         *("", torchao("Int4WeightOnlyConfig", group_size=GROUP)),
         integers.torchao_int4(GROUP),
@@ -102,6 +141,12 @@ CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
         *("int8 by token", codes.compressed(_INT4, _TOKENS, format="pack-quantized")),
         _AS_INT4,
     ),
+    "compressed-tensors W4AFP8": (
+        *("fp8 by token", codes.compressed(_INT4, _FP8_TOKENS, format="pack-quantized")),
+        _AS_INT4,
+    ),
+    "compressed-tensors W5A16": ("", *CASES["W5A16"][:2]),
+    "compressed-tensors 2:4": ("", *CASES["2:4"][:2]),
     "compressed-tensors W8A16": (
         *("", codes.compressed(_INT4 | {"num_bits": 8})),
         codes.words(8, GROUP, True),
@@ -119,7 +164,9 @@ CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
     "quark fp6_e3m2": ("", *CASES["quark fp6_e3m2"][:2]),
     "quark fp4, fp8 inputs": ("fp8 by token", *CASES["quark fp4, fp8"][:2]),
     "compressed-tensors MXFP4": ("fp4 in 32", *CASES["MXFP4"][:2]),
+    "compressed-tensors NVFP4": ("fp4 in 16", CASES["NVFP4"][0], nvfp4),
     "compressed-tensors NVFP4A16": ("", *CASES["NVFP4A16"][:2]),
+    "aqlm, 2 books of 256": ("", AQLM["2x8"], nearest_vectors),
 }
 
 

@@ -344,7 +344,7 @@ void pack_row(const Query* from, int64_t head_size, uint32_t* to) {
   for (; head_size >= 2 * kLanes; head_size -= 2 * kLanes, from += 2 * kLanes, to += kLanes) {
     memcpy(to, from, sizeof(Vec));
   }
-  memcpy(to, from, head_size * sizeof(Query));
+  if (head_size > 0) memcpy(to, from, head_size * sizeof(Query));
 }
 
 template <class Query, class Element>

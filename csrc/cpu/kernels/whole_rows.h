@@ -174,12 +174,15 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
   for (int64_t begin = 0; begin < w.num_inputs; begin += kWholeInputs) {
     const int64_t end = min_of(begin + kWholeInputs, padded_inputs(w));
     const int64_t num_quads = (end - begin) / 4;
-    for (int64_t i = 0; i < end - begin; i += kUnit, unit += unit_bytes) {
-      make_numbers<kUnit / 4>(QuadCodes{}, unit, 0, kPanelVectors, quads + i / 4 * kPanel);
-    }
-    for (int64_t i = 0; kShifted && i < num_quads; ++i) {
-      weights.add(_mm512_load_si512(quads + i * kPanel),
-                  _mm512_load_si512(quads + i * kPanel + kLanes));
+    for (uint32_t* to = quads; to < quads + num_quads * kPanel; unit += unit_bytes) {
+      const QuadCodes::Reader readers[] = {QuadCodes{}.reader(unit, 0), QuadCodes{}.reader(unit, 1)};
+#pragma GCC unroll 8
+      for (int quad = 0; quad < kUnit / 4; ++quad, to += kPanel) {
+        const __m512i first = bit_cast<__m512i>(readers[0][quad]);
+        const __m512i second = bit_cast<__m512i>(readers[1][quad]);
+        if constexpr (kShifted) weights.add(first, second);
+        _mm512_store_si512(to, first), _mm512_store_si512(to + kLanes, second);
+      }
     }
     const bool is_last = end >= w.num_inputs;
     const WholeOutputs<kShifted, Out> outputs(p, panel, weights);
