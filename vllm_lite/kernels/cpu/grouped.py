@@ -210,9 +210,11 @@ def _lines(codes: Tensor, bits: int, kind: int) -> Tensor:
         return _words_of_three(codes)
     planes, shift = [], 0
     for width in _PLANES[bits]:
-        parts = ((codes >> shift) & (2**width - 1)).reshape(*codes.shape[:4], -1, 8 // width)
-        places = torch.arange(0, 8, width, dtype=torch.uint8)
-        words = (parts << places).sum(-1, dtype=torch.uint8).view(*codes.shape[:4], width, 4)
+        parts = codes if width == bits else (codes >> shift) & (2**width - 1)
+        words, *others = parts.reshape(*codes.shape[:4], -1, 8 // width).unbind(-1)
+        for place, part in enumerate(others, 1):
+            words = words | part << place * width
+        words = words.view(*codes.shape[:4], width, 4)
         planes.append(words.permute(0, 3, 1, 4, 2, 5).flatten(2))
         shift += width
     return torch.cat(planes, 2)
