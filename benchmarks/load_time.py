@@ -344,6 +344,8 @@ def main() -> None:
     if args.child:
         print(json.dumps(asdict(load_once(args.folder, args.child))))
         return
+    if args.gib <= 0 or args.rounds < 1:
+        parser.error("--gib takes a number above 0, and --rounds one from 1 on")
     names = list(ways()) if args.formats == "all" else args.formats.split(",")
     if unknown := set(names).difference(ways()):
         parser.error(f"--formats: {', '.join(unknown)} is none of {', '.join(ways())}, or all")
