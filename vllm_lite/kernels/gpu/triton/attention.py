@@ -171,7 +171,6 @@ def paged_attention_kernel(
     IS_SPLIT: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
     # Prompts' last tiles have the most keys, and begin first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0) if BLOCK_Q > 1 else tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -180,6 +179,8 @@ def paged_attention_kernel(
     start = tl.load(query_start_loc_ptr + request)
     query_len = tl.load(query_start_loc_ptr + request + 1) - start
     first_query = (tile - first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
+    seq_len = tl.load(seq_lens_ptr + request)
+    wait_for_inputs(IS_CHAINED)
     if first_query >= query_len:
         if BLOCK_Q == 1 and not IS_SPLIT:
             # A token of no request gets zeros; of prompts' tokens, `out` was filled before.
@@ -188,7 +189,6 @@ def paged_attention_kernel(
             place = (tile.to(tl.int64) * num_heads + kv_head * GROUP + group) * VALUE_SIZE
             tl.store(out_ptr + place + columns, 0.0, mask=(group < GROUP) & (columns < VALUE_SIZE))
         return
-    seq_len = tl.load(seq_lens_ptr + request)
     context = seq_len - query_len
 
     rows = tl.arange(0, BLOCK_M)

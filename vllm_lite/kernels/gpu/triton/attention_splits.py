@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
 
 # Names in tuning tables of what is not plain 16-bit attention.
 _KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
@@ -60,7 +60,7 @@ def merge_splits_kernel(
     BLOCK_D: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
+    begin_next_and_wait(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)  # token * H + head
     # Of a token of no request nothing was written; it gets zeros.
     is_token = row // num_heads < tl.load(query_start_loc_ptr + num_requests)

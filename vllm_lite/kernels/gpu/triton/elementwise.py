@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
-from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
 
 _BLOCK = 1024
 
@@ -60,7 +60,7 @@ def activation_kernel(
     BLOCK: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
+    begin_next_and_wait(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton.attention_splits import choose_tiling, find_request, first_tile
-from vllm_lite.kernels.gpu.triton.norm import normed_row
+from vllm_lite.kernels.gpu.triton.norm import normed_row, weights_of
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
 # Columns of a segment that a program sums.
@@ -171,7 +171,8 @@ def encoder_embedding_kernel(
         place = tl.load(positions_ptr + token)
         total += tl.load(places_ptr + place * size + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
-        total = normed_row(total, weight_ptr, bias_ptr, size, eps, True, HAS_BIAS)
+        weight, bias = weights_of(weight_ptr, bias_ptr, columns, size, HAS_BIAS)
+        total = normed_row(total, weight, bias, size, eps, True, HAS_BIAS)
     tl.store(out_ptr + token * size + columns, total, mask=mask)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
-from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
 from vllm_lite.kernels.gpu.triton.elementwise import activated
 
 # Elements of a row that a program multiplies where there is no norm.
@@ -19,13 +19,19 @@ _PRODUCT_SIZE = 1024
 
 
 @triton.jit
-def normed_row(
-    x, weight_ptr, bias_ptr, size, eps, IS_CENTERED: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def weights_of(weight_ptr, bias_ptr, columns, size, HAS_BIAS: tl.constexpr):
+    """A norm's weights, and its bias or them again, for `normed_row`."""
+    weight = tl.load(weight_ptr + columns, mask=columns < size, other=0.0)
+    bias = weight
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + columns, mask=columns < size, other=0.0)
+    return weight, bias
+
+
+@triton.jit
+def normed_row(x, weight, bias, size, eps, IS_CENTERED: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Normalise a row x, float32 and zero beyond its size."""
-    columns = tl.arange(0, x.shape[0])
-    mask = columns < size
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    mask = tl.arange(0, x.shape[0]) < size
     if IS_CENTERED:
         x = tl.where(mask, x - tl.sum(x, axis=0) / size, 0.0)
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
@@ -33,7 +39,7 @@ def normed_row(
         normed = normed.to(weight.dtype).to(tl.float32)
     normed = normed * weight.to(tl.float32)
     if HAS_BIAS:
-        normed += tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+        normed += bias.to(tl.float32)
     return normed
 
 
@@ -56,7 +62,6 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
     token = tl.program_id(0).to(tl.int64) // num_heads
     head = tl.program_id(0) % num_heads
     out_ptr += token * out_stride + head * out_head_stride
@@ -65,8 +70,10 @@ def norm_kernel(
     bias_ptr += head * weight_head_stride
     columns = tl.arange(0, BLOCK)
     mask = columns < size
+    weight, bias = weights_of(weight_ptr, bias_ptr, columns, size, HAS_BIAS)
+    begin_next_and_wait(IS_CHAINED)
     x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    normed = normed_row(x, weight_ptr, bias_ptr, size, eps, IS_CENTERED, HAS_BIAS)
+    normed = normed_row(x, weight, bias, size, eps, IS_CENTERED, HAS_BIAS)
     tl.store(out_ptr + columns, normed, mask=mask)
 
 
@@ -85,10 +92,11 @@ def add_norm_kernel(
     BLOCK: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
+    weight, bias = weights_of(weight_ptr, bias_ptr, columns, size, HAS_BIAS)
+    begin_next_and_wait(IS_CHAINED)
     x_ptrs = x_ptr + row * x_stride + columns
     residual_ptrs = residual_ptr + row * residual_stride + columns
     total = tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)
@@ -96,7 +104,7 @@ def add_norm_kernel(
     total = total.to(x_ptr.dtype.element_ty)
     tl.store(residual_ptrs, total, mask=mask)
     total = total.to(tl.float32)
-    normed = normed_row(total, weight_ptr, bias_ptr, size, eps, IS_CENTERED, HAS_BIAS)
+    normed = normed_row(total, weight, bias, size, eps, IS_CENTERED, HAS_BIAS)
     tl.store(x_ptrs, normed, mask=mask)
 
 

@@ -208,11 +208,11 @@ def norm_quantize_kernel(
     BLOCK: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    wait_for_inputs(IS_CHAINED)
     x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         residual_ptrs = residual_ptr + row * residual_stride + columns

@@ -1,36 +1,42 @@
-"""Norms and rotation of heads and the write to the cache in one Triton kernel: one program a head.
+"""Norms and rotation of heads and the write to the cache in one Triton kernel.
 
+A program has a token's queries or keys of some heads.
 Rounds where the separate operations round, and sums a head's squares in `norm`'s order.
 """
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
 from vllm_lite.kernels.gpu.triton.norm import warps_for
+
+_MOST_HEADS = 8  # of a program; a power of two
 
 
 @triton.jit
-def normed_part(from_ptr, weight_ptr, columns, mask, factor, HAS_NORM: tl.constexpr):
-    """Some columns of a head times `factor` and their weights, rounded, as float32."""
-    x = tl.load(from_ptr + columns, mask=mask, other=0.0)
+def _normed_part(rows, weight_ptr, columns, mask, factors, HAS_NORM: tl.constexpr):
+    """Some columns of heads at `rows` times their factors and weights, rounded, as float32."""
+    x = tl.load(rows[:, None] + columns[None, :], mask=mask[None, :], other=0.0)
     wide = x.to(tl.float32)
     if HAS_NORM:
-        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-        wide = (wide * factor).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+        weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)[None, :]
+        wide = (wide * factors[:, None]).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
         wide = wide.to(x.dtype).to(tl.float32)
     return wide
 
 
 @triton.jit
-def turn_head(
-    from_ptr,
-    to_ptr,
+def _turn_heads(
+    rows,
+    to_rows,
     weight_ptr,
-    turn_ptr,
+    cos,
+    sin,
     size,
     eps,
     HALF: tl.constexpr,
@@ -40,34 +46,35 @@ def turn_head(
     IS_NEOX: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Normalise a head and rotate it by cosines and sines at turn_ptr.
+    """Normalise heads at `rows` and rotate them by `cos` and `sin` [BLOCK_HALF].
 
     Columns beyond the rotated ones are stored if BLOCK_REST.
     """
-    factor = 1.0
+    factors = tl.full(rows.shape, 1.0, tl.float32)
     if HAS_NORM:
-        # All threads' loads precede the sum, and stores follow: a head may be its own target.
+        # All threads' loads precede the sum, and stores follow: heads may be their own target.
         columns = tl.arange(0, BLOCK)
-        x = tl.load(from_ptr + columns, mask=columns < size, other=0.0).to(tl.float32)
-        factor = tl.rsqrt(tl.sum(x * x, axis=0) / size + eps)
+        x = tl.load(rows[:, None] + columns[None, :], mask=(columns < size)[None, :], other=0.0)
+        x = x.to(tl.float32)
+        factors = tl.rsqrt(tl.sum(x * x, axis=1) / size + eps)
     pairs = tl.arange(0, BLOCK_HALF)
     mask = pairs < HALF
-    cos = tl.load(turn_ptr + pairs, mask=mask, other=0.0)
-    sin = tl.load(turn_ptr + HALF + pairs, mask=mask, other=0.0)
     if IS_NEOX:
         first_columns = pairs
         second_columns = pairs + HALF
     else:
         first_columns = 2 * pairs
         second_columns = 2 * pairs + 1
-    first = normed_part(from_ptr, weight_ptr, first_columns, mask, factor, HAS_NORM)
-    second = normed_part(from_ptr, weight_ptr, second_columns, mask, factor, HAS_NORM)
+    first = _normed_part(rows, weight_ptr, first_columns, mask, factors, HAS_NORM)
+    second = _normed_part(rows, weight_ptr, second_columns, mask, factors, HAS_NORM)
     if BLOCK_REST > 0:
         rest = 2 * HALF + tl.arange(0, BLOCK_REST)
-        kept = normed_part(from_ptr, weight_ptr, rest, rest < size, factor, HAS_NORM)
-        tl.store(to_ptr + rest, kept, mask=rest < size)
-    tl.store(to_ptr + first_columns, first * cos - second * sin, mask=mask)
-    tl.store(to_ptr + second_columns, second * cos + first * sin, mask=mask)
+        kept = _normed_part(rows, weight_ptr, rest, rest < size, factors, HAS_NORM)
+        tl.store(to_rows[:, None] + rest[None, :], kept, mask=(rest < size)[None, :])
+    firsts = to_rows[:, None] + first_columns[None, :]
+    seconds = to_rows[:, None] + second_columns[None, :]
+    tl.store(firsts, first * cos[None, :] - second * sin[None, :], mask=mask[None, :])
+    tl.store(seconds, second * cos[None, :] + first * sin[None, :], mask=mask[None, :])
 
 
 @triton.jit
@@ -90,6 +97,7 @@ def rotate_and_cache_kernel(
     eps,
     BLOCK_SIZE: tl.constexpr,
     HALF: tl.constexpr,
+    HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
@@ -97,19 +105,24 @@ def rotate_and_cache_kernel(
     HAS_NORM: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    wait_for_inputs(IS_CHAINED)
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * HEADS
     slot = tl.load(slot_mapping_ptr + token)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    turn_ptr = cos_sin_ptr + position * (2 * HALF)
-    from_ptr = heads_ptr + token * token_stride + head * head_stride
+    pairs = tl.arange(0, BLOCK_HALF)
+    turns = cos_sin_ptr + position * (2 * HALF) + pairs
+    cos = tl.load(turns, mask=pairs < HALF, other=0.0)
+    sin = tl.load(turns + HALF, mask=pairs < HALF, other=0.0)
+    begin_next_and_wait(IS_CHAINED)
+    heads = tl.arange(0, HEADS)
+    rows = heads_ptr + token * token_stride + (head + heads) * head_stride
     if head < num_heads:
-        turn_head(
-            from_ptr,
-            from_ptr,
+        _turn_heads(
+            rows,
+            rows,
             query_weight_ptr,
-            turn_ptr,
+            cos,
+            sin,
             size,
             eps,
             HALF,
@@ -121,15 +134,17 @@ def rotate_and_cache_kernel(
         )
     elif slot >= 0:
         block = slot // BLOCK_SIZE
-        to = ((head - num_heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * size
-        columns = tl.arange(0, BLOCK)
+        to = ((head - num_heads + heads) * BLOCK_SIZE + slot % BLOCK_SIZE) * size
+        columns = tl.arange(0, BLOCK)[None, :]
         mask = columns < size
-        value = tl.load(from_ptr + num_kv_heads * head_stride + columns, mask=mask)
-        turn_head(
-            from_ptr,
+        value_rows = rows + num_kv_heads * head_stride
+        value = tl.load(value_rows[:, None] + columns, mask=mask)
+        _turn_heads(
+            rows,
             key_cache_ptr + block * key_block_stride + to,
             key_weight_ptr,
-            turn_ptr,
+            cos,
+            sin,
             size,
             eps,
             HALF,
@@ -139,7 +154,8 @@ def rotate_and_cache_kernel(
             IS_NEOX,
             HAS_NORM,
         )
-        tl.store(value_cache_ptr + block * value_block_stride + to + columns, value, mask=mask)
+        to_rows = value_cache_ptr + block * value_block_stride + to
+        tl.store(to_rows[:, None] + columns, value, mask=mask)
 
 
 def rotate_and_cache(
@@ -156,8 +172,12 @@ def rotate_and_cache(
     num_tokens, num_all, size = heads.shape
     num_kv_heads, block_size = key_cache.shape[1:3]
     rotated = cos_sin_cache.shape[1]
+    num_heads = num_all - 2 * num_kv_heads
     block = triton.next_power_of_2(size)
-    rotate_and_cache_kernel[(num_tokens, num_all - num_kv_heads)](
+    # Of both kinds the programs have whole ones: as many heads as divide both, a power of two.
+    together = math.gcd(num_heads, num_kv_heads, _MOST_HEADS)
+    programs = (num_heads + num_kv_heads) // together
+    rotate_and_cache_kernel[(num_tokens, programs)](
         heads,
         positions,
         cos_sin_cache,
@@ -169,17 +189,18 @@ def rotate_and_cache(
         heads.stride(1),
         key_cache.stride(0),
         value_cache.stride(0),
-        num_all - 2 * num_kv_heads,
+        num_heads,
         num_kv_heads,
         size,
         eps,
         BLOCK_SIZE=block_size,
         HALF=rotated // 2,
+        HEADS=together,
         BLOCK=block,
         BLOCK_HALF=triton.next_power_of_2(rotated // 2),
         BLOCK_REST=triton.next_power_of_2(size - rotated) if size > rotated else 0,
         IS_NEOX=is_neox,
         HAS_NORM=weights is not None,
-        num_warps=warps_for(block),
+        num_warps=warps_for(together * block),
         **chained(heads.device),
     )
