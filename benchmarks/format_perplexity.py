@@ -348,7 +348,12 @@ def main() -> None:
     results: list[dict[str, Any]] = content["results"]
     content["machine"] = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
-        for form in forms(Demo(Path(folder))):
+        every = list(forms(Demo(Path(folder))))
+        known = {name for form in every for name in (form.part, form.name)}
+        if unknown := sorted(set(args.only) - known):
+            parts = sorted({form.part for form in every})
+            parser.error(f"--only {unknown[0]!r} is no format; parts: {', '.join(parts)}")
+        for form in every:
             is_wanted = not args.only or form.part in wanted or form.name in wanted
             if not is_wanted or any(
                 (each["part"], each["name"]) == (form.part, form.name) for each in results

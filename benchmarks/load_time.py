@@ -139,7 +139,8 @@ def write_mistral(plain: Path, folder: Path) -> None:
 def write_awq(plain: Path, folder: Path) -> None:
     from tests.models.quantized_checkpoints import awq
 
-    quantise, state = awq(128), {}
+    quantise = awq(128)
+    state: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(plain / "model.safetensors").items():
         parts = {"weight": tensor}
         if "_proj." in name:
