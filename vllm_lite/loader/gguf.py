@@ -121,6 +121,7 @@ _CLASSES = {
 }
 # Types whose blocks layers compute with; others are expanded.
 _KEPT = {kind.name for kind in GGML_TYPES.values() if kind.block_size > 1}
+_PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Numbers by layer that the metadata hold, to the models' names.
 _NUMBERS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
 
@@ -168,9 +169,11 @@ class GGUFCheckpointTensor:
         return stored.view(self.shape[0], -1)[rows]
 
     def values(self, dtype: torch.dtype, rows: slice | Tensor = slice(None)) -> Tensor:
-        """The numbers of all or some rows."""
+        """The numbers of all or some rows; those of the file's own type where they lie there."""
         taken = self._rows(rows)
         shape = (len(taken), *self.shape[1:])
+        if GGML_TYPES[self.tensor.ggml_type].name == _PLAIN.get(dtype):
+            return taken.view(dtype).view(shape)
         return ops().dequantize_gguf(taken.reshape(-1), self.tensor.ggml_type, shape, dtype)
 
     def _kept(self, rows: Tensor, kind: GGMLType, slot: WeightSlot) -> QuantizedRows:
