@@ -6,7 +6,7 @@ A case is a call that any implementation can run; it knows neither device nor re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq, make_group
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 from vllm_lite.quantization.layouts.numbers import values_of
 
@@ -108,6 +109,15 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
         few = [torch.randn(count, 520).to(dtype), torch.randn(70, 520).to(dtype), bias]
         name = f"plain_linear of {count} rows"
         yield case(name, lambda o, t, d: o.plain_linear(*t, d), few, reference)
+        rows_of_two = [*few, torch.randn(count, 520).to(dtype), torch.randn(520).to(dtype)]
+
+        def normed(o: Any, t: Sequence[Any], dtype: torch.dtype) -> Any:
+            norm = InputNorm(t[3], t[4], 1e-5)
+            return o.normed_plain_linear(t[0], norm, t[1], t[2], dtype, "silu")
+
+        # Rounds the norm, the product and its activation.
+        wide = 3 * ROUNDING[dtype]
+        yield replace(case(f"normed_{name}", normed, rows_of_two, reference), tolerance=wide)
 
 
 def paged_arguments(

@@ -21,6 +21,7 @@ from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import from_awq, from_gptq, make_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.stacked_weights import QuantizedStack
 
 # name, query heads, kv-heads, head size, hidden size, intermediate size
@@ -188,6 +189,10 @@ def launch_few() -> None:
             for outputs, activation in ((28672, "silu"), (6144, ""), (4096, ""), (1024, "")):
                 x = tensor(rows, 4096)
                 ops.plain_linear(x, tensor(outputs, 4096), None, plain, activation)
+            for outputs, activation in ((28672, "silu"), (6144, "")):
+                norm = InputNorm(tensor(rows, 4096), tensor(4096), 1e-5)
+                by = (tensor(outputs, 4096), None, plain, activation)
+                ops.normed_plain_linear(tensor(rows, 4096), norm, *by)
         parts = tensor(3, 8, 8192, dtype=torch.float32)
         add_parts(tensor(8, 4096), parts, None, "silu")
 

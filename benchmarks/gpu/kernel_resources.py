@@ -34,7 +34,7 @@ VERSION = ".".join(triton.__version__.split(".")[:2])
 RECORD = Path(__file__).with_name(f"kernel_resources_{VERSION}.json")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TARGETS = (80, 89, 90)
-OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion"}
+OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "maxnreg"}
 # Most shared memory that a program of each target gets.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 # The compiler gives up a register or two for one more block on a processor.

@@ -15,6 +15,7 @@ from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import few_rows, ops, row_products
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import make_grouped
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.quantized import QuantizedKernel
@@ -43,6 +44,31 @@ def test_plain_weights(
     x, weight, bias = torch.randn(rows, 1096), torch.randn(6, 1096), torch.randn(6)
     arguments = (x.to(dtype), weight.to(dtype), bias.to(dtype), torch.float32, activation)
     close(ops.plain_linear(*arguments), reference.plain_linear(*arguments))
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+@pytest.mark.parametrize("activation", ["", "silu"])
+@pytest.mark.parametrize(("rows", "processors"), [(1, 1000), (2, 1), (5, 1)])
+def test_norm_in_front(
+    has_residual: bool,
+    activation: str,
+    rows: int,
+    processors: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "processor_count", lambda _: processors)
+    x, residual = torch.randn(2, rows, 1096).half()
+    norm_weight, weight = torch.randn(1096).half() / 30, torch.randn(6, 1096).half()
+
+    def multiply(implementation: type | object) -> tuple[Tensor, Tensor]:
+        norm = InputNorm(residual.clone() if has_residual else None, norm_weight, 1e-5)
+        by = (weight, torch.ones(6).half(), torch.half, activation)
+        found: tuple[Tensor, Tensor] = implementation.normed_plain_linear(x.clone(), norm, *by)
+        return found
+
+    ours, theirs = multiply(ops), multiply(reference)
+    assert torch.equal(ours[1], theirs[1])
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
-from vllm_lite.quantization.method import LinearKernel
-from vllm_lite.quantization.scaled import of_rows
+from vllm_lite.quantization.method import LinearKernel, normed_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +115,11 @@ class RMSNorm(Norm):
     def normed_product(
         self, x: Tensor, residual: Tensor | None, kernel: LinearKernel
     ) -> tuple[Tensor, Tensor]:
-        """As the base class; if the kernel quantises rows, the norm writes them quantised."""
-        takes_codes = of_rows(kernel)
-        if takes_codes is None or self._weight.dtype is not x.dtype:
+        """As the base class; at once if the kernel can do that."""
+        normed = normed_kernel(kernel)
+        if normed is None or self._weight.dtype is not x.dtype:
             return super().normed_product(x, residual, kernel)
-        gpu_ops, number = takes_codes.ops, takes_codes.codes.dtype
-        if residual is None:
-            rows = gpu_ops.rms_norm_quantized(x, self._weight, self._eps, number)
-            return takes_codes.of_codes(*rows, x.dtype), x
-        rows = gpu_ops.fused_add_rms_norm_quantized(x, residual, self._weight, self._eps, number)
-        return takes_codes.of_codes(*rows, x.dtype), residual
+        return normed(x, InputNorm(residual, self._weight, self._eps))
 
 
 class LayerNorm(Norm):

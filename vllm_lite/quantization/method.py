@@ -14,10 +14,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 # [T, input_size] -> [T, output_size]
 LinearKernel = Callable[[Tensor], Tensor]
+
+
+# The product of inputs [T, input_size] that are normalised first, and their sum with the residual;
+# both may be overwritten.
+NormedKernel = Callable[[Tensor, InputNorm], tuple[Tensor, Tensor]]
+
+
+def normed_kernel(kernel: LinearKernel) -> NormedKernel | None:
+    """The kernel fused with RMSNorm in front; None if it cannot be."""
+    found: NormedKernel | None = getattr(kernel, "normed", None)
+    return found
 
 
 def as_they_are(x: Tensor) -> Tensor:

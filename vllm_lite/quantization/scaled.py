@@ -14,8 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.ops import GpuOps
-from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.method import LinearKernel, NormedKernel, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
@@ -55,6 +56,19 @@ class ScaledKernel:
             codes = self.ops.quantize_by_scale(x, self.input_scale, self.codes.dtype)
             scales = self.input_scale.view(1, 1)
         return self.of_codes(codes, scales, x.dtype)
+
+    @property
+    def normed(self) -> NormedKernel | None:
+        """See `normed_kernel`: the norm writes its rows quantised."""
+        return None if of_rows(self) is None else self._of_normed
+
+    def _of_normed(self, x: Tensor, norm: InputNorm) -> tuple[Tensor, Tensor]:
+        number, residual = self.codes.dtype, norm.residual
+        if residual is None:
+            rows = self.ops.rms_norm_quantized(x, norm.weight, norm.eps, number)
+            return self.of_codes(*rows, x.dtype), x
+        rows = self.ops.fused_add_rms_norm_quantized(x, residual, norm.weight, norm.eps, number)
+        return self.of_codes(*rows, x.dtype), residual
 
     def of_codes(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         """Multiply quantised activations; dtype is theirs before quantisation."""

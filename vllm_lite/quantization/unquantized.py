@@ -5,8 +5,8 @@ On a CPU weights are packed once, for our own kernel. On a GPU they stay as they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,8 @@ from torch import Tensor
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_deterministic, ops
 from vllm_lite.kernels.gpu.backends import fixed_product
 from vllm_lite.kernels.reference.linear import PackedLinear
-from vllm_lite.kernels.reference.ops import Ops
+from vllm_lite.kernels.reference.norm import InputNorm
+from vllm_lite.kernels.reference.ops import GpuOps, Ops
 from vllm_lite.quantization.method import (
     EmbeddingTable,
     LinearKernel,
@@ -33,7 +34,7 @@ class UnquantizedLinearMethod:
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         data = torch.empty(output_size, input_size, dtype=self._dtype)
-        packing = _Packing(data) if _is_packed(data) else None
+        packing = _Packing(output_size, data.dtype) if _is_packed(data) else None
         return {"weight": StoredTensor(data, output_dim=0, input_dim=1, packing=packing)}
 
     def create_bias(self, output_size: int) -> Tensor:
@@ -60,9 +61,9 @@ class UnquantizedLinearMethod:
 class _Packing:
     """Packs rows straight from where they are read, such as a mapped file."""
 
-    def __init__(self, data: Tensor) -> None:
-        """`data` [output_size, input_size] has the whole weight's size and type."""
-        self._num_outputs, self._dtype = len(data), data.dtype
+    def __init__(self, num_outputs: int, dtype: torch.dtype) -> None:
+        """The whole weight's."""
+        self._num_outputs, self._dtype = num_outputs, dtype
         self.packed: PackedLinear | None = None
 
     @property
@@ -101,7 +102,30 @@ def plain_kernel(
     if _is_packed(weight):
         return _packed_kernel(ops().pack_linear(weight), bias, out_dtype)
     out_dtype = weight.dtype if out_dtype is None else out_dtype
-    return TorchKernel(weight, bias, out_dtype, _torch_product(weight, bias, out_dtype))
+    if is_deterministic():
+        return FixedKernel(weight, bias, out_dtype)
+    gpu = gpu_only_ops()
+    if gpu is None:
+        return TorchKernel(weight, bias, out_dtype)
+    return GpuKernel(weight, bias, out_dtype, gpu)
+
+
+def joined_kernel(
+    parts: Sequence[Tensor], bias: Tensor | None, out_dtype: torch.dtype | None
+) -> LinearKernel:
+    """The same by the rows of several weights, one after another, which are packed where they are.
+
+    They may lie in a file.
+    """
+    if not _is_packed(parts[0]):
+        return plain_kernel(torch.cat(tuple(parts)), bias, out_dtype)
+    packing = _Packing(sum(map(len, parts)), parts[0].dtype)
+    first = 0
+    for part in parts:
+        packing.put(first, part)
+        first += len(part)
+    assert packing.packed is not None
+    return _packed_kernel(packing.packed, bias, out_dtype)
 
 
 def _is_packed(weight: Tensor) -> bool:
@@ -115,16 +139,6 @@ def _packed_kernel(
     return PackedKernel(weight, wide, weight.dtype if out_dtype is None else out_dtype, ops())
 
 
-def _torch_product(weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> LinearKernel:
-    if is_deterministic():
-        fixed = fixed_product()
-        return lambda x: fixed(x, weight, bias, out_dtype)
-    gpu = gpu_only_ops()
-    if gpu is not None:
-        return lambda x: gpu.plain_linear(x, weight, bias, out_dtype)
-    return lambda x: F.linear(x, weight, bias).to(out_dtype)
-
-
 @dataclass(frozen=True, slots=True)
 class TorchKernel:
     """[T, input_size] -> [T, output_size] by an unpacked weight."""
@@ -132,17 +146,39 @@ class TorchKernel:
     weight: Tensor
     bias: Tensor | None
     out_dtype: torch.dtype
-    product: LinearKernel
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.product(x)
+        return F.linear(x, self.weight, self.bias).to(self.out_dtype)
+
+
+class FixedKernel(TorchKernel):
+    """The same, of sums in an order that does not depend on the batch."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = fixed_product()(x, self.weight, self.bias, self.out_dtype)
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKernel(TorchKernel):
+    """The same on a GPU, followed by an activation unless that is ""."""
+
+    ops: GpuOps
+    activation: str = ""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        by = (self.weight, self.bias, self.out_dtype, self.activation)
+        return self.ops.plain_linear(x, *by)
+
+    def normed(self, x: Tensor, norm: InputNorm) -> tuple[Tensor, Tensor]:
+        """See `normed_kernel`."""
+        by = (self.weight, self.bias, self.out_dtype, self.activation)
+        return self.ops.normed_plain_linear(x, norm, *by)
 
     def gated(self, activation: str) -> LinearKernel | None:
         """See `gated_kernel`."""
-        gpu, dtype = gpu_only_ops(), self.weight.dtype
-        if gpu is None or is_deterministic() or self.out_dtype is not dtype:
-            return None
-        return lambda x: gpu.plain_linear(x, self.weight, self.bias, dtype, activation)
+        is_rounded = self.out_dtype is self.weight.dtype
+        return replace(self, activation=activation) if is_rounded else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.reference.elementwise import act_and_mul
+from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.sampling import greedy_tokens
 
 
@@ -121,6 +122,22 @@ def plain_linear(
     """
     product = fixed_linear(x, weight, bias, out_dtype)
     return act_and_mul(product, activation) if activation else product
+
+
+def normed_plain_linear(
+    x: Tensor,
+    norm: InputNorm,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    activation: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Return (plain_linear of the normalised sum, sum), for the norm's rows x [T, N].
+
+    Both x and the norm's residual may be overwritten.
+    """
+    normed, total = norm.apply(x)
+    return plain_linear(normed, weight, bias, out_dtype, activation), total
 
 
 def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:

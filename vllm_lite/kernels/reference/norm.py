@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,24 @@ def fused_add_rms_norm(
     """Return (rms_norm(x + residual), x + residual), both [T, N], written over x and residual."""
     residual.add_(x)
     return rms_norm(residual, weight, eps, out=x), residual
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorm:
+    """RMSNorm by `weight` [N] of a product's inputs [T, N], to which `residual` is added if given.
+
+    The residual [T, N] is dense, and the weight of the inputs' type.
+    """
+
+    residual: Tensor | None
+    weight: Tensor
+    eps: float
+
+    def apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (normalised sum, sum) of x [T, N]; both inputs may be overwritten."""
+        if self.residual is None:
+            return rms_norm(x, self.weight, self.eps), x
+        return fused_add_rms_norm(x, self.residual, self.weight, self.eps)
 
 
 def layer_norm(

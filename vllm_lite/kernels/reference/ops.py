@@ -90,6 +90,7 @@ class GpuOps(Ops):
 
     fixed_linear = staticmethod(plain.fixed_linear)
     plain_linear = staticmethod(plain.plain_linear)
+    normed_plain_linear = staticmethod(plain.normed_plain_linear)
     gated_grouped_linear = staticmethod(grouped.gated_grouped_linear)
     expand_grouped = staticmethod(grouped.expand_grouped)
     scaled_linear = staticmethod(scaled.scaled_linear)

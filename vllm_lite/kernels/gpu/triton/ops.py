@@ -57,7 +57,7 @@ from vllm_lite.kernels.gpu.triton.quantized import (
 )
 from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule, gated_recurrence
 from vllm_lite.kernels.gpu.triton.rotated_cache import rotate_and_cache
-from vllm_lite.kernels.gpu.triton.row_products import plain_linear
+from vllm_lite.kernels.gpu.triton.row_products import normed_plain_linear, plain_linear
 from vllm_lite.kernels.gpu.triton.sampling import (
     apply_token_mask,
     greedy_tokens,
