@@ -23,24 +23,22 @@ static inline bool is_whole(const RowRounding& rounding, const GroupedWeight& w)
   return rounding.number == DType::kInt8 && rounding.group_size >= w.num_inputs && is_whole(w);
 }
 
-// As range_of, 32 at once.
+// As range_of, 32 at once: of bits, negative numbers are the greatest without signs.
 static inline Range whole_range(const float* x, int64_t size) { return range_of(x, size); }
 static inline Range whole_range(const BFloat16* x, int64_t size) {
   __m512i least = _mm512_setzero_si512(), greatest = least;
   for (int64_t i = 0; i < size; i += 32) {
     const __mmask32 inside = size - i < 32 ? (1u << (size - i)) - 1 : ~0u;
     const __m512i bits = _mm512_maskz_loadu_epi16(inside, x + i);
-    const __m512i turned = _mm512_srli_epi16(_mm512_srai_epi16(bits, 15), 1);
-    const __m512i v = _mm512_xor_si512(bits, turned);
-    least = _mm512_min_epi16(least, v), greatest = _mm512_max_epi16(greatest, v);
+    least = _mm512_max_epu16(least, bits), greatest = _mm512_max_epi16(greatest, bits);
   }
-  const auto upper = [](__m512i v) { return _mm512_srai_epi32(v, 16); };
-  const auto lower = [](__m512i v) { return _mm512_srai_epi32(_mm512_slli_epi32(v, 16), 16); };
-  const int32_t ends[] = {
-      _mm512_reduce_min_epi32(_mm512_min_epi32(upper(least), lower(least))),
-      _mm512_reduce_max_epi32(_mm512_max_epi32(upper(greatest), lower(greatest)))};
-  return {bit_cast<float>((ends[0] ^ (ends[0] >> 31 & 0x7fff)) << 16),
-          bit_cast<float>(ends[1] << 16)};
+  const auto largest = [](__m512i v) {
+    const __m512i upper = _mm512_srli_epi32(v, 16);
+    const __m512i lower = _mm512_and_si512(v, _mm512_set1_epi32(0xffff));
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(upper, lower)) << 16;
+  };
+  const uint32_t negative = largest(least);
+  return {bit_cast<float>(negative >> 31 ? negative : 0), bit_cast<float>(largest(greatest))};
 }
 
 // What follows a row's bytes.
@@ -59,6 +57,22 @@ static inline WholeRow whole_row(const GroupedWeight& w, const char* row) {
   return of;
 }
 
+// Inputs 0, 2, 4, ... and 1, 3, 5, ... of those of 32 that are inside.
+struct EvenAndOdd {
+  Vec even, odd;
+};
+static inline EvenAndOdd load_32(const BFloat16* x, __mmask32 inside) {
+  const BitsVec both = bit_cast<BitsVec>(_mm512_maskz_loadu_epi16(inside, x));
+  return {bit_cast<Vec>(both << 16), bit_cast<Vec>(both & 0xffff0000u)};
+}
+static inline EvenAndOdd load_32(const float* x, __mmask32 inside) {
+  const Vec low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(inside), x);
+  const Vec high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(inside >> 16), x + kLanes);
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+  return {_mm512_permutex2var_ps(low, even, high), _mm512_permutex2var_ps(low, odd, high)};
+}
+
 // Writes row `row` of x: its codes as bytes and what follows them.
 template <class T>
 static inline void make_whole_row(const WidenRows& p, const T* x, int64_t row) {
@@ -66,17 +80,26 @@ static inline void make_whole_row(const WidenRows& p, const T* x, int64_t row) {
   const int64_t padded = padded_inputs(w);
   char* bytes = reinterpret_cast<char*>(p.rows) + row * bytes_of_whole_row(w);
   const RowScale by(p.rounding, [&] { return whole_range(x, w.num_inputs); });
-  const __m512i zero = _mm512_set1_epi32(static_cast<int32_t>(by.zero));
-  __m512i total = _mm512_setzero_si512();
-  for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
-    const __m512i steps = _mm512_cvtps_epi32(by.steps_of(load_upto(x + i, count)));
-    const __m512i codes = _mm512_add_epi32(steps, zero);
-    const __mmask16 inside = static_cast<__mmask16>((1u << count) - 1);
-    total = _mm512_mask_add_epi32(total, inside, total, codes);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes + i), _mm512_cvtepi32_epi8(codes));
-  });
-  memset(bytes + w.num_inputs, 0, padded - w.num_inputs);
-  const uint32_t sum = static_cast<uint32_t>(_mm512_reduce_add_epi32(total));
+  // By a row's own range, steps fit words, and what rounding makes too large saturates as a byte.
+  const auto to_steps = [&](Vec v) {
+    return _mm512_cvtps_epi32(by.is_given ? by.steps_of(v) : v * broadcast(by.factor));
+  };
+  const __m512i zero = _mm512_set1_epi16(static_cast<int16_t>(by.zero));
+  const __m256i ones = _mm256_set1_epi8(1);
+  __m256i total = _mm256_setzero_si256();
+  for (int64_t i = 0; i < padded; i += 32) {
+    const int64_t left = w.num_inputs - i;
+    const __mmask32 inside = left < 32 ? (1u << left) - 1 : ~0u;
+    const EvenAndOdd of = load_32(x + i, inside);
+    const __m512i steps = _mm512_mask_blend_epi16(0xaaaaaaaa, to_steps(of.even),
+                                                  _mm512_slli_epi32(to_steps(of.odd), 16));
+    const __m512i codes = _mm512_maskz_add_epi16(inside, steps, zero);
+    const __m256i narrow = _mm512_cvtsepi16_epi8(codes);
+    total = _mm256_dpbusd_epi32(total, ones, narrow);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes + i), narrow);
+  }
+  const __m512i sums = _mm512_zextsi256_si512(total);
+  const uint32_t sum = static_cast<uint32_t>(_mm512_reduce_add_epi32(sums));
   const WholeRow of = {by.scale, static_cast<int32_t>(-128u * sum), by.zero};
   memcpy(bytes + padded, &of, sizeof of);
 }
