@@ -144,8 +144,20 @@ def test_groups_that_do_not_fit_are_refused() -> None:
     words, zeros, scales = random_words(8, 8), random_words(2, 1), torch.rand(2, 8).half()
     with pytest.raises(ValueError, match="as often"):
         from_gptq(words, zeros, scales, torch.tensor([0] * 33 + [1] * 31))
-    with pytest.raises(ValueError, match="in 8 groups"):
-        from_gptq(words, random_words(8, 1), torch.rand(8, 8).half())
+    with pytest.raises(ValueError, match="in 5 groups"):
+        from_gptq(words, random_words(5, 1), torch.rand(5, 8).half())
+
+
+def test_groups_that_kernels_cannot_read_are_padded() -> None:
+    """And the last may be short."""
+    codes, scales = torch.randint(16, (3, 60), dtype=torch.uint8), torch.rand(3, 3)
+    order = torch.randperm(60)
+    for permutation in (None, order):
+        weight = make_grouped(codes, scales, 4, 8, group_size=24, permutation=permutation)
+        assert (weight.group_size, weight.num_inputs, weight.num_padded) == (32, 96, 36)
+        expected = (codes.float() - 8) * scales.repeat_interleave(24, dim=1)[:, :60]
+        expected = expected if permutation is None else expected[:, permutation.argsort()]
+        assert torch.equal(expand(weight), expected)
 
 
 def check_triton(weight: PackedWeight, dtype: torch.dtype) -> None:

@@ -1,8 +1,8 @@
 """Writers of layouts of integers in groups, from what their tools store.
 
 Each was compared once with its package: HQQ 0.2.8, bitsandbytes 0.50.2 and torchao 0.18.0 as
-installed, AutoAWQ's, Marlin's and QQQ's packing as published. They go place by place, unlike the
-readers under test.
+installed, AutoAWQ's, Marlin's, QQQ's and BitBLAS's packing as published. They go place by place,
+unlike the readers under test.
 """
 
 from __future__ import annotations
@@ -82,6 +82,31 @@ def any_bits(group: int, bits: int, less_by: int = 1, is_symmetric: bool = False
             "qzeros": bit_stream((zeros - less_by).T, bits),
             "scales": scales.T,
         }
+        return stored, worth
+
+    return quantise
+
+
+def bitblas(group: int, bits: int, is_symmetric: bool) -> Quantise:
+    """BitBLAS's, which vLLM reads: compressed bytes, interleaved for inputs of 16 bits."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        size = weight.shape[1] if group == -1 else group
+        codes, zeros, scales, worth = in_groups(weight, size, bits, is_symmetric)
+        per_word = 32 // bits
+        # Number i goes to a half of the word by its last bit, one after another.
+        shifts = torch.tensor([i % 2 * 16 + i // 2 * bits for i in range(per_word)])
+        words = (codes.long().unflatten(1, (-1, per_word)) << shifts).sum(-1)
+        rows = words.where(words < 2**31, words - 2**32).int().view(torch.int8)
+        if bits == 2:  # the middle bytes change places
+            rows = rows.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
+        stored = {"qweight": rows, "scales": scales.half()}
+        if not is_symmetric:
+            places = torch.arange(8 // bits) * bits
+            packed = (zeros.T.long().unflatten(1, (-1, 8 // bits)) << places).sum(-1)
+            stored["zeros"] = packed.to(torch.uint8).view(torch.int8)
+        elif bits == 4:
+            stored["zeros"] = torch.zeros(scales.shape[1], len(weight) // 2, dtype=torch.int8)
         return stored, worth
 
     return quantise

@@ -121,19 +121,22 @@ ROWS = (
     Row(
         ("awq", "awq_marlin", "auto_awq", "moe_wna16"),
         ("awq",),
-        "4 bits, groups of 16 or a multiple of 32, with zero points; layouts gemm, gemv and "
-        "gemv_fast; `modules_to_not_convert`",
-        "integers in groups",
+        "4 bits, with zero points; layouts gemm, of groups of 8 inputs and more, and gemv and "
+        "gemv_fast, of 16 or a multiple of 32; `modules_to_not_convert`",
+        "integers in groups, which are padded to a multiple of 16 inputs",
         "other bits and layouts",
         _NAMES,
     ),
     Row(
         ("gptq", "gptq_marlin", "auto_gptq", "bitblas", "gptq_bitblas", "marlin", "gptq_marlin_24"),
         ("gptq", "marlin"),
-        "2, 3, 4 and 8 bits, act-order, symmetric or not, zero points of v1 and v2, `dynamic` "
-        "rules, Marlin's tiles and its 2:4 sparse ones",
-        "integers in groups; of sparse ones the zeros too",
-        "other bits; tiles that BitBLAS stored",
+        "2, 3, 4 and 8 bits, groups of 8 inputs and more, act-order, symmetric or not, zero points "
+        "of v1 and v2, `dynamic` rules, Marlin's tiles and its 2:4 sparse ones, BitBLAS's 2 and 4 "
+        "bits for inputs of float16",
+        "integers in groups, which are padded to a multiple of 16 inputs; of sparse ones the zeros "
+        "too",
+        "other bits; groups of Marlin's tiles and of BitBLAS that are neither 16 nor a multiple of "
+        "32; BitBLAS's order for inputs of bfloat16",
         _EXACT,
     ),
     Row(

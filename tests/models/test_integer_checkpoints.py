@@ -27,7 +27,10 @@ TILED: dict[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 64,
 }
+# Inputs of every layer are multiples of 40.
+FORTIES = SIZES | {"hidden_size": 120, "intermediate_size": 80, "head_dim": 40}
 MARLIN = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True}
+BITBLAS = GPTQ | {"checkpoint_format": "bitblas", "desc_act": False}
 HQQ: dict[str, Any] = {"quant_method": "hqq", "skip_modules": ["lm_head"]}
 
 
@@ -77,6 +80,23 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
     ),
     "gptq": (GPTQ, gptq(32, 4, True, True), SIZES),
     "gptq groups of 16": (GPTQ | {"group_size": 16}, gptq(16, 4, True, True), SIZES),
+    "awq groups of 8": (AWQ | {"group_size": 8}, awq(8), SIZES),
+    "awq groups of 40": (AWQ | {"group_size": 40}, awq(40), FORTIES),
+    "gptq groups of 40": (
+        GPTQ | {"group_size": 40, "sym": False},
+        gptq(40, 4, False, True),
+        FORTIES,
+    ),
+    "gptq groups of 40 act-order": (
+        GPTQ | {"group_size": 40, "sym": False, "desc_act": True, "bits": 8},
+        gptq(40, 8, False, False),
+        FORTIES,
+    ),
+    "gptq 3 groups of 8": (
+        GPTQ | {"bits": 3, "sym": False, "group_size": 8},
+        layouts.any_bits(8, 3),
+        SIZES,
+    ),
     "marlin": (MARLIN | {"checkpoint_format": "marlin"}, layouts.marlin(64, 4), TILED),
     "marlin whole": (
         {"quant_method": "marlin", "group_size": -1},
@@ -94,6 +114,16 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         layouts.marlin_24(-1, 8),
         TILED,
     ),
+    "bitblas": (BITBLAS, layouts.bitblas(32, 4, True), SIZES),
+    "bitblas whole": (BITBLAS | {"group_size": -1, "bits": 2}, layouts.bitblas(-1, 2, True), SIZES),
+    **{
+        f"bitblas {bits} asymmetric": (
+            BITBLAS | {"bits": bits, "sym": False},
+            layouts.bitblas(32, bits, False),
+            SIZES,
+        )
+        for bits in (2, 4)
+    },
     "compressed marlin 24": (
         compressed(
             {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64},
@@ -118,6 +148,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
     "hqq 2": (hqq(2, 16), layouts.hqq(16, 2), SIZES),
     "hqq 3": (hqq(3, 32), layouts.hqq(32, 3), SIZES),
     "hqq 4": (hqq(4, 64), layouts.hqq(64, 4, torch.bfloat16), TILED),
+    "hqq groups of 24": (hqq(4, 24), layouts.hqq(24, 4), SIZES | {"intermediate_size": 72}),
     "hqq 8": (hqq(8, None), layouts.hqq(None, 8), SIZES),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_skip_modules": None},
@@ -190,6 +221,18 @@ def test_in_bfloat16_a_token_is_the_same_alone_and_among_others(name: str, tmp_p
     assert float((whole.float() - want).norm() / want.norm()) < 0.05
 
 
+def test_bitblas_has_another_order_for_bfloat16_which_is_refused(tmp_path: Path) -> None:
+    """Its files say it by the type of their scales alone."""
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = layouts.bitblas(32, 4, True)(name, weight)
+        return stored | {"scales": stored["scales"].bfloat16()}, worth
+
+    packed, _ = write_pair(tmp_path, BITBLAS, quantise, **SIZES)
+    with pytest.raises(CheckpointError, match=r"_proj\.scales': scales of torch\.bfloat16"):
+        load(packed)
+
+
 def test_rules_give_layers_other_bits_or_none(tmp_path: Path) -> None:
     """As gptqmodel's `dynamic` and auto-round's `extra_config` say it."""
 
@@ -218,6 +261,19 @@ def test_fused_layers_with_unlike_rules_are_refused(tmp_path: Path) -> None:
     packed, _ = write_pair(tmp_path, settings, quantise, **SIZES)
     with pytest.raises(CheckpointError, match=r"q_proj \(.*bits 8.*\) and .*k_proj \(.*bits 4"):
         load(packed)
+
+
+def test_experts_that_cannot_be_multiplied_name_a_tensor_and_its_file(tmp_path: Path) -> None:
+    """Groups that are padded are another order of inputs for each expert."""
+    packed, plain = write_pair(
+        tmp_path, AWQ | {"group_size": 8}, awq(8), "qwen3_moe", left_plain="gate.weight"
+    )
+    with pytest.raises(CheckpointError) as caught:
+        load(packed)
+    file, message = packed / "model.safetensors", str(caught.value)
+    assert message.startswith(f"{file}: the tensor 'model.layers.0.mlp.experts.0.")
+    assert "more of its layer: the experts of a mixture cannot" in message
+    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
 
 
 def test_a_head_may_be_quantised_too(tmp_path: Path) -> None:
@@ -292,8 +348,9 @@ def test_a_method_of_another_name_is_the_same_format(name: str, tmp_path: Path) 
             for name in ("experts_int8", "rtn", "int8", "fp8_per_block", "nf4", "q4_k")
         ),
         ({"quant_method": "moe_wna16"}, "has to be what packed it: awq or gptq"),
-        (GPTQ | {"checkpoint_format": "bitblas"}, "the order in which BitBLAS's kernel"),
-        (GPTQ | {"quant_method": "bitblas"}, "bitblas with checkpoint_format 'bitblas'"),
+        ({"quant_method": "fp_quant", "pseudoquantization": True}, "by Hadamard matrices, alone"),
+        (BITBLAS | {"bits": 8}, "with bits 8; this build reads 2 or 4"),
+        (BITBLAS | {"desc_act": True}, "with desc_act True; this build reads False"),
         ({"quant_method": 7}, "by an unnamed method"),
         (AWQ | {"version": "gemv_fast", "zero_point": False}, "zero_point"),
     ],

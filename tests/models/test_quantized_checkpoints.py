@@ -295,7 +295,11 @@ def test_three_values_are_kept_in_two_bits_where_rows_are_whole_blocks(
         (AWQ | {"bits": 3}, "awq with bits 3; this build reads 4"),
         (AWQ | {"version": "gems"}, "with version 'gems'; this build reads 'gemm'"),
         (GPTQ | {"bits": 5}, "bits 5; this build reads 2 or 3 or 4 or 8"),
-        (GPTQ | {"group_size": 48}, "group_size 48; this build reads -1, 16 or a multiple of 32"),
+        (GPTQ | {"group_size": 4}, "group_size 4; this build reads -1, or 8 and more"),
+        (
+            GPTQ | {"group_size": 48, "checkpoint_format": "marlin"},
+            "group_size 48; this build reads -1, 16 or a multiple of 32",
+        ),
         (GPTQ | {"dynamic": {"+:(": {}}}, r"the pattern '\(' "),
     ],
 )

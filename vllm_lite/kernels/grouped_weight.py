@@ -16,6 +16,8 @@ from torch import Tensor
 CHUNK = 64
 # Inputs that share a super-scale.
 SUPER_GROUP = 256
+# Kernels read scales for as many inputs.
+_GROUP_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,9 @@ class GroupedWeight:
     offset: int
     group_size: int
     num_outputs: int
-    num_inputs: int
+    num_inputs: int  # with num_padded
+    # Columns that fill groups; they multiply nothing, and their input is one beyond the last.
+    num_padded: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -81,13 +85,13 @@ def make_grouped(
 ) -> GroupedWeight:
     """Make a weight of codes [M, N] uint8 below 2**bits; other planes are [M, G] or [M, S].
 
-    A group has any multiple of 16 inputs, by default N / G, or is a whole row. Raises ValueError
-    for planes that contradict each other.
+    A group has `group_size` inputs, by default N / G, or is a whole row; several are padded to a
+    multiple of 16 inputs. Raises ValueError for planes that contradict each other.
     """
     num_outputs, num_inputs = codes.shape
     num_groups = scales.shape[1]
     size = num_inputs // max(1, num_groups) if group_size is None else group_size
-    if size < 1 or -(-num_inputs // size) != num_groups or (num_groups > 1 and size % 16):
+    if size < 1 or -(-num_inputs // size) != num_groups:
         raise ValueError(f"{num_inputs} inputs in {num_groups} groups")
     if super_scales is not None and super_scales.shape[1] not in (1, num_inputs / SUPER_GROUP):
         raise ValueError(f"{num_inputs} inputs in {super_scales.shape[1]} groups of groups")
@@ -98,6 +102,11 @@ def make_grouped(
     for plane in (scales, minimums, zeros):
         if plane is not None and plane.shape != (num_outputs, num_groups):
             raise ValueError(f"scales or zero points {list(plane.shape)} of {num_outputs} outputs")
+    num_padded = 0
+    if num_groups > 1 and size % _GROUP_MULTIPLE:
+        codes, permutation = _padded(codes, permutation, size)
+        num_padded = codes.shape[1] - num_inputs
+        size = codes.shape[1] // num_groups
     low, high = _planes(codes, bits)
     return GroupedWeight(
         codes=low,
@@ -113,8 +122,24 @@ def make_grouped(
         offset=offset,
         group_size=size,
         num_outputs=num_outputs,
-        num_inputs=num_inputs,
+        num_inputs=num_inputs + num_padded,
+        num_padded=num_padded,
     )
+
+
+def _padded(codes: Tensor, permutation: Tensor | None, size: int) -> tuple[Tensor, Tensor]:
+    """Codes and their inputs' order with each group filled up to a multiple of 16."""
+    num_inputs = codes.shape[1]
+    if permutation is None:
+        permutation = torch.arange(num_inputs, device=codes.device)
+
+    def widened(plane: Tensor, value: int) -> Tensor:
+        whole = torch.nn.functional.pad(plane, (0, -num_inputs % size), value=value)
+        groups, more = whole.reshape(*whole.shape[:-1], -1, size), (0, -size % _GROUP_MULTIPLE)
+        padded = torch.nn.functional.pad(groups, more, value=value)
+        return padded.flatten(-2)
+
+    return widened(codes, 0), widened(permutation, num_inputs)
 
 
 def expand(weight: GroupedWeight) -> Tensor:
@@ -149,7 +174,7 @@ def _expand(weight: GroupedWeight, codes: Tensor, rows: Tensor | slice) -> Tenso
         values -= minimums
     if weight.permutation is not None:
         values = values[:, weight.permutation.argsort()]
-    return values
+    return values[:, : weight.num_inputs - weight.num_padded]
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
@@ -205,6 +230,8 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     return numbers.to(torch.uint8)
 
 
+# Codes split into planes at a time: copies stay small, and in a core's cache.
+_CODES_AT_ONCE = 1 << 20
 # Bits in the low plane of codes.
 _LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
 
@@ -212,12 +239,18 @@ _LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
 def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
     """Split codes [M, N] uint8 into the planes `codes` and `high_codes`."""
     num_outputs, num_inputs = codes.shape
-    chunks = -(-num_inputs // CHUNK)
-    padded = torch.nn.functional.pad(codes, (0, chunks * CHUNK - num_inputs))
-    padded = padded.view(num_outputs, chunks, CHUNK).transpose(0, 1)
-    low = _LOW_BITS[bits]
-    high = None if low == bits else _plane(padded >> low, bits - low)
-    return _plane(padded, low), high
+    chunks, low_bits = -(-num_inputs // CHUNK), _LOW_BITS[bits]
+    low = codes.new_empty(chunks, num_outputs, 8 * low_bits)
+    high = None if low_bits == bits else codes.new_empty(chunks, num_outputs, 8 * (bits - low_bits))
+    count = max(1, _CODES_AT_ONCE // num_inputs)
+    for first in range(0, num_outputs, count):
+        rows = slice(first, first + count)
+        padded = torch.nn.functional.pad(codes[rows], (0, chunks * CHUNK - num_inputs))
+        part = padded.view(-1, chunks, CHUNK).transpose(0, 1)
+        low[:, rows] = _plane(part, low_bits)
+        if high is not None:
+            high[:, rows] = _plane(part >> low_bits, bits - low_bits)
+    return low, high
 
 
 def _plane(codes: Tensor, bits: int) -> Tensor:
@@ -244,11 +277,14 @@ def _unpacked(plane: Tensor, bits: int) -> Tensor:
     return torch.cat(pieces, dim=-1)
 
 
-def integers(weight: GroupedWeight) -> Tensor:
-    """Codes minus offset and zeros, [M, N] int32, in the order of the planes; no table."""
-    numbers: Tensor = all_codes(weight).int() - weight.offset
+def integers(weight: GroupedWeight, rows: slice = slice(None)) -> Tensor:
+    """Codes minus offset and zeros, [M, N] int32, in the order of the planes; no table.
+
+    Of all outputs or of `rows`.
+    """
+    numbers: Tensor = all_codes(weight, rows).int() - weight.offset
     if weight.zeros is not None:
-        zeros = weight.zeros.int().T.repeat_interleave(weight.group_size, dim=1)
+        zeros = weight.zeros[:, rows].int().T.repeat_interleave(weight.group_size, dim=1)
         numbers -= zeros[:, : weight.num_inputs]
     return numbers
 

@@ -23,7 +23,7 @@ from vllm_lite.config.checkpoints.gguf_header import (
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
-from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.kernels.reference.quantized import QuantizedRows, plain_rows
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.gguf_latents import join_latents
 from vllm_lite.loader.gguf_layout import laid_out
@@ -161,8 +161,11 @@ class GGUFCheckpointTensor:
             if taken is not None:
                 slot.keep(self._kept(taken, kind, slot))
                 return
-        values = self.values(slot.tensor.dtype, rows)
-        slot.write(part.values(values[(slice(None), *others)]))
+        values = part.values(self.values(slot.tensor.dtype, rows)[(slice(None), *others)])
+        if slot.keep is None:
+            slot.write(values)
+        else:
+            slot.keep(plain_rows(values.expand_as(slot.tensor)))
 
     def _rows(self, rows: slice | Tensor) -> Tensor:
         stored = self.data.narrow(0, self.tensor.offset, self.tensor.nbytes)

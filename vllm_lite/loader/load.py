@@ -28,7 +28,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_spec import CACHE_FORMATS, CacheFormat, KVCacheSpec
 from vllm_lite.distributed.groups import in_turn
 from vllm_lite.errors import CheckpointError
-from vllm_lite.kernels.cpu.mapped_memory import packed_weights
+from vllm_lite.kernels.cpu.mapped_memory import packed_weights, return_unused_heap
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
@@ -39,7 +39,7 @@ from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
 from vllm_lite.loader.sparse import SparseTensor, join_sparse, name_of_whole
 from vllm_lite.loader.stored import StoredTensor
-from vllm_lite.loader.tensors import CheckpointTensor, listed, place_of, refusal
+from vllm_lite.loader.tensors import CheckpointTensor, listed, place_of, refusals_name
 from vllm_lite.loader.ternary import TernaryTensor, join_ternary
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
@@ -76,6 +76,7 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
             raise
         numbers = {id(module): number for number, module in enumerate(model.modules())}
         jobs = _jobs(_fills(config, rules, weight_targets(model)).values(), numbers)
+        tensors = {id(job.layer): [fill.tensor for fill in job.fills] for job in jobs}
         with in_turn(config.parallel.max_parallel_loading_workers):
             _run_jobs(jobs, config.load)
         # Layers that depend on others' tensors come last, and those without any.
@@ -83,7 +84,8 @@ def load_model(config: VllmConfig, device: str = "cpu") -> CausalLM:
         for module in model.modules():
             if isinstance(module, WeightedLayer) and id(module) not in filled:
                 packed_weights.begin_layer(numbers[id(module)])
-                module.process_weights_after_loading()
+                with refusals_name([t for m in module.modules() for t in tensors.get(id(m), ())]):
+                    module.process_weights_after_loading()
     return model
 
 
@@ -206,10 +208,8 @@ class _Fill:
 
     def read(self, slot: WeightSlot) -> None:
         """Fill `slot`; raises CheckpointError, which names the tensor."""
-        try:
+        with refusals_name([self.tensor]):
             self.tensor.fill(slot, self.part)
-        except CheckpointError as error:
-            raise refusal(error, [self.tensor]) from None
 
 
 def _fills(
@@ -364,10 +364,9 @@ class _LayerJob:
         # Packing frees the layer's own tensors only if nothing here refers to them.
         self.fills.clear()
         if not _depends_on_others(self.layer):
-            try:
+            with refusals_name(tensors):
                 self.layer.process_weights_after_loading()
-            except CheckpointError as error:
-                raise refusal(error, tensors) from None
+        return_unused_heap()
         return nbytes
 
 

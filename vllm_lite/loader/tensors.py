@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -51,18 +52,31 @@ def shown_together(tensors: Sequence[CheckpointTensor], word: str) -> str:
     return f" {word} ".join((first.shown, *beside))
 
 
-def refusal(error: CheckpointError, tensors: Sequence[CheckpointTensor]) -> CheckpointError:
-    """An error of a layer that these tensors fill, with the file and those that it speaks of."""
+@contextmanager
+def refusals_name(tensors: Sequence[CheckpointTensor]) -> Iterator[None]:
+    """Have errors of a layer that these tensors fill name the file and those they speak of."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise _named(error, tensors) from None
+
+
+def _named(error: CheckpointError, tensors: Sequence[CheckpointTensor]) -> CheckpointError:
     reason = str(error)
-    words = set(re.findall(r"[\w.]+", reason))
-    # An error has the names of layers, and then of tensors in them.
-    meant = [tensor for tensor in tensors if words.issuperset(tensor.name.rpartition(".")[::2])]
-    # Several experts are refused for their form, not for their tensors.
-    if "the tensor '" in reason or not (meant or len(tensors) <= _FEW):
+    if "the tensor '" in reason or not tensors:
         return error
+    words = set(re.findall(r"[\w.]+", reason))
+    # An error has the names of layers, and then of tensors in them, or of the latter alone.
+    named = [tensor for tensor in tensors if tensor.name.rpartition(".")[2] in words]
+    meant = [tensor for tensor in named if tensor.name.rpartition(".")[0] in words] or named
+    meant = meant or list(tensors)
+    shown = shown_together(meant, "or")
+    if len(meant) > _FEW:
+        of_expert = next((tensor for tensor in meant if "exp" in tensor.name), meant[0])
+        shown = f"{of_expert.shown} or {len(meant) - 1} more of its layer"
     reason = reason.rpartition("a layer cannot be read: ")[2]
     remedy = "" if ";" in reason else "; fetch the weights again"
-    return CheckpointError(f"{shown_together(meant or tensors, 'or')}: {reason}{remedy}")
+    return CheckpointError(f"{shown}: {reason}{remedy}")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -16,7 +16,11 @@ from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
+from vllm_lite.quantization.unquantized import (
+    PlainTable,
+    UnquantizedLinearMethod,
+    joined_kernel,
+)
 
 
 class GGUFLinearMethod(UnquantizedLinearMethod):
@@ -33,13 +37,13 @@ class GGUFLinearMethod(UnquantizedLinearMethod):
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        stored = weights["weight"]
-        if not stored.rows:
-            return plain_kernel(stored.on_device(stored.data), bias, out_dtype)
-        parts = _parts(stored)
+        parts = _parts(weights["weight"])
         quantized = [part for part in parts if isinstance(part, QuantizedRows)]
-        if len(quantized) == len(parts):
+        plain = [part for part in parts if isinstance(part, Tensor)]
+        if not plain:
             return quantized_kernel(quantized, bias, out_dtype)
+        if not quantized:
+            return joined_kernel(plain, bias, out_dtype)
         kernels: list[LinearKernel] = []
         first = 0
         for part in parts:
@@ -49,7 +53,7 @@ class GGUFLinearMethod(UnquantizedLinearMethod):
             if isinstance(part, QuantizedRows):
                 kernels.append(quantized_kernel([part], of_part, out_dtype))
             else:
-                kernels.append(plain_kernel(part, of_part, out_dtype))
+                kernels.append(joined_kernel([part], of_part, out_dtype))
         return SideBySide(tuple(kernels))
 
     def for_vocabulary(self) -> LinearMethod:
@@ -57,11 +61,11 @@ class GGUFLinearMethod(UnquantizedLinearMethod):
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         stored = weights["weight"]
-        if not stored.rows:
-            return PlainTable(stored.on_device(stored.data))
         (rows,) = _parts(stored)
-        assert isinstance(rows, QuantizedRows)
-        return QuantizedTable(rows, self._dtype)
+        if isinstance(rows, QuantizedRows):
+            return QuantizedTable(rows, self._dtype)
+        may_be_in_file = stored.rows and rows.device.type == "cpu"
+        return PlainTable(rows.clone() if may_be_in_file else rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ def _parts(stored: StoredTensor) -> list[QuantizedRows | Tensor]:
         if start > first:
             parts.append(stored.on_device(data[first:start]))
         part = rows[start]
-        parts.append(replace(part, blocks=stored.on_device(part.blocks)))
+        part = replace(part, blocks=stored.on_device(part.blocks))
+        parts.append(part if part.plain is None else part.plain)
         first = start + part.num_outputs
     if first < data.shape[0]:
         parts.append(stored.on_device(data[first:]))

@@ -9,7 +9,7 @@ groups.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -24,10 +24,12 @@ from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import quantized_kernel
-from vllm_lite.quantization.storage import StoredWeight
+from vllm_lite.quantization.storage import StoredWeight, StoringKernel
 from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
 
 _Q4_0, _Q5_0, _Q8_0 = 2, 6, 8
+# Numbers that `as_rows` converts at a time: copies stay small, and in a core's cache.
+_NUMBERS_AT_ONCE = 1 << 18
 
 
 class PackedLayout(Protocol):
@@ -81,6 +83,8 @@ def grouped_kernel(
 
     Unless `is_exact`, it may be one of GGUF's types, which rounds activations to bytes.
     """
+    if weight.num_padded:
+        return _padded_kernel(weight, bias, out_dtype, rounding, is_exact)
     wide = None if bias is None else bias.float()
     may_round = rounding is None and not is_exact and gpu_only_ops() is None
     if may_round and not _is_smaller_in_groups(weight):
@@ -88,6 +92,23 @@ def grouped_kernel(
         if rows is not None:
             return quantized_kernel([rows], bias, out_dtype)
     return GroupedKernel(ops().pack_grouped(weight), wide, out_dtype, ops(), rounding)
+
+
+def _padded_kernel(
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    rounding: ActivationRounding | None,
+    is_exact: bool,
+) -> LinearKernel:
+    """The kernel of a weight with padded groups, by inputs that are spread with zeros first."""
+    order = weight.permutation
+    spread = replace(weight, permutation=None, num_padded=0)
+    kernel = grouped_kernel(spread, bias, out_dtype, rounding, is_exact)
+    return StoringKernel(
+        lambda x: kernel(torch.nn.functional.pad(x, (0, 1))[:, order]),
+        getattr(kernel, "stored", ()),
+    )
 
 
 def _is_smaller_in_groups(weight: GroupedWeight) -> bool:
@@ -173,7 +194,9 @@ def read_weight(layout: PackedLayout, weights: Mapping[str, StoredTensor]) -> Gr
 
 def make_table(weight: GroupedWeight, dtype: torch.dtype, keeps_packed: bool) -> EmbeddingTable:
     """A table of the weight's rows, of dtype once they are looked up."""
-    return GroupedTable(weight, dtype) if keeps_packed else PlainTable(expand(weight).to(dtype))
+    if keeps_packed and not weight.num_padded:
+        return GroupedTable(weight, dtype)
+    return PlainTable(expand(weight).to(dtype))
 
 
 def as_rows(weight: GroupedWeight) -> QuantizedRows | None:
@@ -189,20 +212,43 @@ def as_rows(weight: GroupedWeight) -> QuantizedRows | None:
     is_exact = torch.equal(scales.to(weight.scales.dtype), weight.scales)
     if not is_exact or weight.group_size % GROUP:
         return None
-    numbers = integers(weight)
-    low, high = (int(end) for end in numbers.aminmax())
     by_group = scales.T.repeat_interleave(weight.group_size // GROUP, dim=1)
     head = by_group.contiguous()[..., None].view(torch.uint8)
-    groups = numbers.view(weight.num_outputs, -1, GROUP)
-    if low >= -8 and high <= 7:
-        kind, parts = _Q4_0, [_halves_as_nibbles(groups + 8)]
-    elif low >= -16 and high <= 15:
-        kind, parts = _Q5_0, [_fifth_bits(groups + 16), _halves_as_nibbles(groups + 16)]
-    elif low >= -128 and high <= 127:
-        kind, parts = _Q8_0, [groups.to(torch.int8).view(torch.uint8)]
-    else:
+    count = max(1, _NUMBERS_AT_ONCE // weight.num_inputs)
+    parts, low, high = [], 0, 0
+    for first in range(0, weight.num_outputs, count):
+        numbers = integers(weight, slice(first, first + count))
+        least, most = (int(end) for end in numbers.aminmax())
+        low, high = min(low, least), max(high, most)
+        parts.append(numbers.clamp(-128, 127).to(torch.int8).view(len(numbers), -1, GROUP))
+    if low < -128 or high > 127:
         return None
-    return QuantizedRows(torch.cat([head, *parts], 2).flatten(1), kind, weight.num_inputs)
+    kind, packed = _Q8_0, _as_bytes
+    if low >= -8 and high <= 7:
+        kind, packed = _Q4_0, _as_nibbles
+    elif low >= -16 and high <= 15:
+        kind, packed = _Q5_0, _as_five_bits
+    blocks = [
+        torch.cat([scale, packed(part)], 2).flatten(1)
+        for scale, part in zip(torch.split(head, count), parts, strict=True)
+    ]
+    return QuantizedRows(torch.cat(blocks), kind, weight.num_inputs)
+
+
+def _as_bytes(numbers: Tensor) -> Tensor:
+    """Numbers [M, G, 32] int8 as Q8_0 has them."""
+    return numbers.view(torch.uint8)
+
+
+def _as_nibbles(numbers: Tensor) -> Tensor:
+    """The same, from -8 to 7, as Q4_0 has them."""
+    return _halves_as_nibbles(numbers + 8)
+
+
+def _as_five_bits(numbers: Tensor) -> Tensor:
+    """The same, from -16 to 15, as Q5_0 has them."""
+    codes = numbers + 16
+    return torch.cat([_fifth_bits(codes), _halves_as_nibbles(codes)], 2)
 
 
 def _halves_as_nibbles(codes: Tensor) -> Tensor:

@@ -29,7 +29,10 @@ def form_of(settings: Settings) -> PackedIntegers:
     version = settings.one_of("version", str(version).lower(), tuple(_LAYOUTS))
     has_zeros = settings.one_of("zero_point", values.get("zero_point", True), (True, False))
     settings.one_of("bits", values.get("bits", values.get("w_bit")), (4,))
-    size = settings.group_size("group_size" if "group_size" in values else "q_group_size")
+    size = settings.group_size(
+        "group_size" if "group_size" in values else "q_group_size",
+        is_any=_LAYOUTS[version] == "awq" and version != "marlin",
+    )
     if has_zeros:
         return PackedIntegers(_LAYOUTS[version], 4, size)
     # Marlin's tiles are written of codes around their middle alone.

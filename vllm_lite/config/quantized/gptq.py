@@ -1,4 +1,4 @@
-"""Settings of GPTQ's checkpoints, with rules for modules, and of Marlin's tiles."""
+"""Settings of GPTQ's checkpoints, with rules for modules, of Marlin's tiles and BitBLAS's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Set
 from vllm_lite.config.values import Json
 
 _BITS = (2, 3, 4, 8)
-_FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24")
+_FORMATS = ("gptq", "gptq_v2", "marlin", "marlin_24", "bitblas")
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -27,7 +27,7 @@ def read_marlin(path: str, values: Json) -> Scheme:
 
 
 def read_bitblas(path: str, values: Json) -> Scheme:
-    """The same, by the name of BitBLAS, whose own order of codes is refused."""
+    """The same, by the name of BitBLAS."""
     return read(path, {"checkpoint_format": "bitblas", **values})
 
 
@@ -37,20 +37,21 @@ def form_of(settings: Settings) -> PackedIntegers:
     stored = values.get("checkpoint_format") or values.get("format") or "gptq"
     if values.get("is_marlin_format"):
         stored = "marlin"
-    if stored == "bitblas":
-        raise settings.refusal(
-            "checkpoint_format 'bitblas', the order in which BitBLAS's kernel for one GPU reads "
-            "codes",
-            " or ".join(_FORMATS),
-        )
+    if values.get("is_bitblas_format"):
+        stored = "bitblas"
     stored = settings.one_of("checkpoint_format", stored, _FORMATS)
     bits: int = settings.one_of("bits", values.get("bits"), _BITS)
-    group_size = settings.group_size()
+    group_size = settings.group_size(is_any=stored.startswith("gptq"))
     is_symmetric: bool = settings.one_of("sym", values.get("sym", True), (True, False))
     if stored.startswith("marlin"):
         settings.one_of("bits", bits, (4, 8))
         settings.one_of("sym", is_symmetric, (True,))
         return PackedIntegers(stored, bits, group_size, is_symmetric=True)
+    if stored == "bitblas":
+        settings.one_of("bits", bits, (2, 4))
+        # Its files do not say which group an input is of.
+        settings.one_of("desc_act", bool(values.get("desc_act") and group_size), (False,))
+        return PackedIntegers(stored, bits, group_size, is_symmetric=is_symmetric)
     return PackedIntegers("gptq", bits, group_size, stored == "gptq", is_symmetric)
 
 

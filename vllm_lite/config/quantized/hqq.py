@@ -39,4 +39,4 @@ def _form_of(settings: Settings, found: Any) -> Form | None:
     own.one_of("view_as_float", of_weights.get("view_as_float", False), (False,))
     bits: int = own.one_of("nbits", of_weights.get("nbits"), (2, 3, 4, 8))
     whole = of_weights.get("group_size") is None
-    return PackedIntegers("hqq", bits, None if whole else own.group_size())
+    return PackedIntegers("hqq", bits, None if whole else own.group_size(is_any=True))

@@ -77,7 +77,7 @@ HARDWARE: Final = {
     "tpu_int8": "TPUs",
     "neuron_quant": "AWS Inferentia and Trainium",
     "humming": "NVIDIA GPUs by kernels of its own",
-    "fp_quant": "Blackwell GPUs",
+    "fp_quant": "Blackwell GPUs, which turn its inputs by Hadamard matrices,",
     "deepspeedfp": "NVIDIA GPUs by kernels of DeepSpeed",
 }
 

@@ -16,7 +16,7 @@ _MARKS = ("", "language_model.", "model.language_model.", "language_model.model.
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Small integers in groups, in a layout of `quantization/layouts/integers.py`.
+    """Small integers in groups, in a layout of `quantization/layouts/packed.py`.
 
     group_size is how many inputs share a scale; None: all of them. Stored zero points of GPTQ's
     first format are less by one than those meant. A symmetric form may lack them.
@@ -142,6 +142,8 @@ def describe(form: Any) -> str:
     return ", ".join(shown)
 
 
+# Smaller groups would take more memory than they save.
+_LEAST_GROUP = 8
 STORAGES: Final = ("uint8", "float16", "bfloat16", "float32")
 # bitsandbytes' default, and QLoRA's.
 NF4 = StoredCodes("nf4", 4, block=(1, 64))
@@ -204,13 +206,23 @@ class Settings:
         """The settings of some layers, where they differ."""
         return Settings(self._path, {**self.values, **changes})
 
-    def group_size(self, name: str = "group_size") -> int | None:
-        """Inputs that share a scale; None for -1, all of them."""
+    def group_size(self, name: str = "group_size", *, is_any: bool = False) -> int | None:
+        """Inputs that share a scale; None for -1, all of them.
+
+        Unless `is_any`, they have to fill the tiles for which a layout is written.
+        """
         size = self.values.get(name)
         if size == -1:
             return None
-        if not isinstance(size, int) or size < 16 or (size != 16 and size % 32):
-            raise self.refusal(f"{name} {size!r}", "-1, 16 or a multiple of 32")
+        least, known = 16, "-1, 16 or a multiple of 32"
+        if is_any:
+            least, known = _LEAST_GROUP, f"-1, or {_LEAST_GROUP} and more"
+        if (
+            not isinstance(size, int)
+            or size < least
+            or not (is_any or size == 16 or size % 32 == 0)
+        ):
+            raise self.refusal(f"{name} {size!r}", known)
         return size
 
     def pattern(self, text: str) -> re.Pattern[str]:

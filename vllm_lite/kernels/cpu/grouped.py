@@ -32,7 +32,7 @@ _UNIT, _HALF = 32, _cpu.PANEL // 2
 # kSegment of csrc/cpu/kernel_table.h.
 _SEGMENT = 128
 # Outputs packed at a time: copies stay small.
-_OUTPUTS_AT_ONCE = 64 * _cpu.PANEL
+_OUTPUTS_AT_ONCE = 8 * _cpu.PANEL
 _TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS = range(6)
 # In the order of ScaleKind in csrc/cpu/kernel_table.h.
 _SCALES = (

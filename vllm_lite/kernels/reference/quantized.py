@@ -21,11 +21,16 @@ from vllm_lite.kernels.reference.sampling import greedy_tokens
 GROUP = 32
 # A group whose largest magnitude is below this counts as zero.
 _TINY = 2.0**-100
+# GGUF's types without blocks that weights have.
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Rows of a weight [M, N] as GGUF stores them: `blocks` [M, bytes of a row] uint8."""
+    """Rows of a weight [M, N] as GGUF stores them: `blocks` [M, bytes of a row] uint8.
+
+    They may be of a type without blocks, plain numbers.
+    """
 
     blocks: Tensor
     ggml_type: int
@@ -34,6 +39,19 @@ class QuantizedRows:
     @property
     def num_outputs(self) -> int:
         return self.blocks.shape[0]
+
+    @property
+    def plain(self) -> Tensor | None:
+        """The numbers [M, N] of a type without blocks."""
+        dtype = _PLAIN.get(self.ggml_type)
+        return None if dtype is None else self.blocks.view(dtype)
+
+
+def plain_rows(values: Tensor) -> QuantizedRows:
+    """Numbers [M, N], which are not copied if rows are dense, as rows."""
+    kind = next(kind for kind, dtype in _PLAIN.items() if dtype is values.dtype)
+    dense = values if values.stride(1) == 1 else values.contiguous()
+    return QuantizedRows(dense.view(torch.uint8), kind, values.shape[1])
 
 
 class QuantizedPart(NamedTuple):

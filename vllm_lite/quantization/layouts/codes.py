@@ -26,6 +26,8 @@ _SCALES = {
 }
 # Scales of floats of eight bits beyond this are damage.
 _LARGEST = 1e15
+# Unpacked at a time.
+_CODES_AT_ONCE = 1 << 18
 
 
 class CodesLayout:
@@ -120,7 +122,7 @@ class CodesLayout:
             data = torch.empty(output_size, input_size, dtype=_BYTES[form.number], device="cpu")
             return _stored(data, (1, 1), None)
         unpacked = torch.empty(output_size, input_size, dtype=torch.uint8, device="cpu")
-        return _stored(unpacked, (1, 1), _PACKINGS[form.packing](form.bits))
+        return _stored(unpacked, (1, 1), _in_pieces(_PACKINGS[form.packing](form.bits)))
 
     def _zeros(self) -> Unpacking:
         """Of zero points, which lie along outputs where they are packed."""
@@ -132,8 +134,23 @@ class CodesLayout:
 
 def _unsigned(stored: Tensor, bits: int) -> Tensor:
     """Signed numbers in bytes as codes from 0; those of more bits are codes beyond the last."""
-    codes: Tensor = (stored.view(torch.uint8) ^ 128) - (128 - 2 ** (bits - 1))
+    codes: Tensor = stored.view(torch.uint8) ^ 128
+    codes -= 128 - 2 ** (bits - 1)
     return codes
+
+
+def _in_pieces(packed: Unpacking) -> Unpacking:
+    """The same, some rows at a time: numbers are much wider while they are unpacked."""
+
+    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
+        codes = torch.empty(tuple(shape), dtype=torch.uint8)
+        count = max(1, _CODES_AT_ONCE // shape[1])
+        for to, rows in zip(*(torch.split(each, count) for each in (codes, stored)), strict=True):
+            to.copy_(packed.values(rows, to.shape))
+        return codes
+
+    earlier = None if packed.earlier is None else _in_pieces(packed.earlier)
+    return Unpacking(packed.dtype, packed.shape, values, earlier)
 
 
 def _turned(words: Unpacking) -> Unpacking:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# AWQ's place of each of a word's eight numbers.
+# The place of each of eight numbers where even ones come first, as AWQ's and BitBLAS's do.
 AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+# Unpacked at a time: copies stay small, and in a core's cache.
+_RUNS_AT_ONCE = 1 << 16
 
 
 def numbers(words: Tensor, bits: int) -> Tensor:
@@ -15,25 +17,45 @@ def numbers(words: Tensor, bits: int) -> Tensor:
     Lowest bits come first; numbers may cross from one word into the next.
     """
     stored = words.contiguous().view(torch.uint8)
-    if 8 % bits == 0:
-        pieces = [(stored >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-        return torch.stack(pieces, -1).flatten(-2)
-    places = torch.arange(8, device=words.device)
-    # As many bytes as a number has bits hold eight numbers.
-    runs = stored.view(*stored.shape[:-1], -1, bits).long() << (8 * places[:bits])
-    parts: Tensor = (runs.sum(-1, keepdim=True) >> (bits * places)) & (2**bits - 1)
-    return parts.to(torch.uint8).flatten(-2)
+    # Numbers that do not share a byte evenly come round after as many bytes as they have bits.
+    width = 1 if 8 % bits == 0 else bits
+    runs = stored.view(*stored.shape[:-1], -1, width).flatten(0, -2)
+    found = stored.new_empty(len(runs), 8 * width // bits)
+    for some, out in zip(
+        *(torch.split(each, _RUNS_AT_ONCE) for each in (runs, found)), strict=True
+    ):
+        if width == 1:
+            pieces = [(some[:, 0] >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+            torch.stack(pieces, -1, out=out)
+        else:
+            places = torch.arange(8, device=words.device)
+            whole = (some.long() << (8 * places[:bits])).sum(-1, keepdim=True)
+            out.copy_((whole >> (bits * places)) & (2**bits - 1))
+    return found.view(*words.shape[:-1], -1)
+
+
+def _field(stored: Tensor, shift: int, bits: int, out: Tensor) -> None:
+    """Write the `bits` from `shift` on of each byte to `out`."""
+    if shift:
+        torch.bitwise_right_shift(stored, shift, out=out)
+    if shift + bits < 8:
+        torch.bitwise_and(out if shift else stored, 2**bits - 1, out=out)
 
 
 def awq_numbers(words: Tensor) -> Tensor:
     """AWQ's words [..., W] to numbers of four bits [..., 8 W] uint8."""
     stored = words.contiguous().view(torch.uint8).view(*words.shape, 4)
-    halves = stored & 15, stored >> 4
     # Places one by one: to gather them, or to stack them, takes several times as long.
     eights = stored.new_empty(*words.shape, 8)
     for to, place in enumerate(AWQ_PLACES):
-        eights[..., to] = halves[place % 2][..., place // 2]
+        _field(stored[..., place // 2], place % 2 * 4, 4, eights[..., to])
     return eights.flatten(-2)
+
+
+def paired_numbers(stored: Tensor, bits: int) -> Tensor:
+    """The same of words in which each eight numbers have the even ones first."""
+    found = numbers(stored, bits)
+    return found.view(*found.shape[:-1], -1, 8)[..., AWQ_PLACES].flatten(-2)
 
 
 def fast_numbers(words: Tensor) -> Tensor:
