@@ -99,6 +99,7 @@ CASES: dict[str, Case] = {
         words(4, 32, True, is_ordered=False),
         None,
     ),
+    "W4A16 groups of 8": (compressed(GROUPS | {"group_size": 8}), words(4, 8, True), None),
     "W8A16": (compressed(GROUPS | {"num_bits": 8}), words(8, 32, True), None),
     "W3A16": (compressed(GROUPS | {"num_bits": 3}), words(3, 32, True), None),
     "W3A16 before": (

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from vllm_lite.config.quantized.schemes import (
+    LEAST_GROUP,
     Form,
     PackedIntegers,
     Rounding,
@@ -106,7 +107,9 @@ def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
     common: dict[str, Any] = {"packing": packing, **_inputs(settings, group)}
     if packing in ("pairs", "fours"):
         return _small_floats(settings, weights, stored, common)
-    block = _block(settings, weights)
+    rounding = common.get("rounding")
+    is_any = kind == "int" and (rounding is None or rounding.scope != "group")
+    block = _block(settings, weights, is_any=is_any)
     if kind == "float":
         settings.one_of("weights.num_bits", bits, (8,))
         scale: Any = "e8m0" if stored == "mxfp8-quantized" else "float32"
@@ -154,8 +157,10 @@ def _usual_format(kind: str, bits: Any, weights: Json, group: Json) -> str:
     return "int-quantized" if group.get("input_activations") and bits == 8 else "pack-quantized"
 
 
-def _block(settings: Settings, weights: Json) -> tuple[int | None, int | None]:
-    """Outputs and inputs that share a scale."""
+def _block(
+    settings: Settings, weights: Json, *, is_any: bool = False
+) -> tuple[int | None, int | None]:
+    """Outputs and inputs that share a scale; groups of inputs may be odd ones if `is_any`."""
     kinds = ("tensor", "channel", "group", "block")
     strategy = settings.one_of("weights.strategy", weights.get("strategy"), kinds)
     if strategy == "tensor":
@@ -164,8 +169,10 @@ def _block(settings: Settings, weights: Json) -> tuple[int | None, int | None]:
         return 1, None
     if strategy == "group":
         size = weights.get("group_size")
-        if not isinstance(size, int) or size < 16 or size % 16:
-            raise settings.refusal(f"weights.group_size {size!r}", "a multiple of 16")
+        least, step = (LEAST_GROUP, 1) if is_any else (16, 16)
+        if not isinstance(size, int) or size < least or size % step:
+            known = f"{least} and more" if is_any else "a multiple of 16"
+            raise settings.refusal(f"weights.group_size {size!r}", known)
         return 1, size
     sides = weights.get("block_structure")
     if isinstance(sides, str):

@@ -143,7 +143,7 @@ def describe(form: Any) -> str:
 
 
 # Smaller groups would take more memory than they save.
-_LEAST_GROUP = 8
+LEAST_GROUP = 8
 STORAGES: Final = ("uint8", "float16", "bfloat16", "float32")
 # bitsandbytes' default, and QLoRA's.
 NF4 = StoredCodes("nf4", 4, block=(1, 64))
@@ -216,7 +216,7 @@ class Settings:
             return None
         least, known = 16, "-1, 16 or a multiple of 32"
         if is_any:
-            least, known = _LEAST_GROUP, f"-1, or {_LEAST_GROUP} and more"
+            least, known = LEAST_GROUP, f"-1, or {LEAST_GROUP} and more"
         if (
             not isinstance(size, int)
             or size < least
