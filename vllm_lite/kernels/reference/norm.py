@@ -33,7 +33,7 @@ def fused_add_rms_norm(
 class InputNorm:
     """RMSNorm by `weight` [N] of a product's inputs [T, N], to which `residual` is added if given.
 
-    The residual [T, N] is dense, and the weight of the inputs' type.
+    The residual is [T, N], and the weight of the inputs' type.
     """
 
     residual: Tensor | None

@@ -157,7 +157,8 @@ def normed_plain_linear(
     out_dtype: torch.dtype,
     activation: str = "",
 ) -> tuple[Tensor, Tensor]:
-    if takes(weight, len(x)):
+    is_dense = norm.residual is None or norm.residual.is_contiguous()
+    if is_dense and takes(weight, len(x)):
         return _of_few(x, weight, bias, out_dtype, activation, norm)
     normed, total = norm_apart(x, norm)
     return plain_linear(normed, weight, bias, out_dtype, activation), total
