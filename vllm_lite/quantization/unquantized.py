@@ -5,7 +5,7 @@ On a CPU weights are packed once, for our own kernel. On a GPU they stay as they
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -103,7 +103,7 @@ def plain_kernel(
         return _packed_kernel(ops().pack_linear(weight), bias, out_dtype)
     out_dtype = weight.dtype if out_dtype is None else out_dtype
     if is_deterministic():
-        return FixedKernel(weight, bias, out_dtype)
+        return FixedKernel(weight, bias, out_dtype, fixed_product())
     gpu = gpu_only_ops()
     if gpu is None:
         return TorchKernel(weight, bias, out_dtype)
@@ -151,12 +151,14 @@ class TorchKernel:
         return F.linear(x, self.weight, self.bias).to(self.out_dtype)
 
 
+@dataclass(frozen=True, slots=True)
 class FixedKernel(TorchKernel):
-    """The same, of sums in an order that does not depend on the batch."""
+    """The same by `fixed_linear`, whose order of sums does not depend on the batch."""
+
+    product: Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = fixed_product()(x, self.weight, self.bias, self.out_dtype)
-        return product
+        return self.product(x, self.weight, self.bias, self.out_dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.kernels.reference.elementwise import act_and_mul
-from vllm_lite.kernels.reference.norm import InputNorm
+from vllm_lite.kernels.reference.norm import InputNorm, fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.reference.sampling import greedy_tokens
 
 
@@ -136,7 +136,7 @@ def normed_plain_linear(
 
     Both x and the norm's residual may be overwritten.
     """
-    normed, total = norm.apply(x)
+    normed, total = norm.apply(x, rms_norm, fused_add_rms_norm)
     return plain_linear(normed, weight, bias, out_dtype, activation), total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -40,11 +41,19 @@ class InputNorm:
     weight: Tensor
     eps: float
 
-    def apply(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (normalised sum, sum) of x [T, N]; both inputs may be overwritten."""
+    def apply(
+        self,
+        x: Tensor,
+        alone: Callable[[Tensor, Tensor, float], Tensor],
+        added: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        """Return (normalised sum, sum) of x [T, N] by an implementation's two operations.
+
+        Both inputs may be overwritten.
+        """
         if self.residual is None:
-            return rms_norm(x, self.weight, self.eps), x
-        return fused_add_rms_norm(x, self.residual, self.weight, self.eps)
+            return alone(x, self.weight, self.eps), x
+        return added(x, self.residual, self.weight, self.eps)
 
 
 def layer_norm(

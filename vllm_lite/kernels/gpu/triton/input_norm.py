@@ -13,16 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton.chained import chained
-from vllm_lite.kernels.gpu.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.reference.norm import InputNorm
-
-
-def norm_apart(x: Tensor, norm: InputNorm) -> tuple[Tensor, Tensor]:
-    """Normalise x [T, N] by a kernel of its own: (normalised, sum); may overwrite both."""
-    if norm.residual is None:
-        return rms_norm(x, norm.weight, norm.eps), x
-    return fused_add_rms_norm(x, norm.residual, norm.weight, norm.eps)
-
 
 # Of a thread, for three programs of eight warps on a processor: an H200 takes 1.5 % less for a step
 # of an 8B model than with two programs of 96. Older targets would spill.
@@ -66,7 +57,7 @@ def norm_weights(norm, inputs, end, NORM: tl.constexpr):
 
 @triton.jit
 def _sums(x_ptr, norm, place, mask, NORM: tl.constexpr):
-    """Inputs at `place`, with the residual if there is one, rounded, as float32."""
+    """Inputs at `place`, with the residual if there is one, rounded."""
     x = tl.load(x_ptr, mask=mask, other=0.0)
     if NORM == "added":
         other = tl.load(norm.residual + place, mask=mask, other=0.0)

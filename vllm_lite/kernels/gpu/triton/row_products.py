@@ -26,12 +26,12 @@ from vllm_lite.kernels.gpu.triton.few_rows import (
     totals_of,
 )
 from vllm_lite.kernels.gpu.triton.input_norm import (
-    norm_apart,
     norm_operand,
     norm_weights,
     normed_inputs,
     row_factor,
 )
+from vllm_lite.kernels.gpu.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.reference.norm import InputNorm
 
 # Most rows that are multiplied here. Measured on an H200 (`few_rows`): 4 % faster than torch's
@@ -160,7 +160,7 @@ def normed_plain_linear(
     is_dense = norm.residual is None or norm.residual.is_contiguous()
     if is_dense and takes(weight, len(x)):
         return _of_few(x, weight, bias, out_dtype, activation, norm)
-    normed, total = norm_apart(x, norm)
+    normed, total = norm.apply(x, rms_norm, fused_add_rms_norm)
     return plain_linear(normed, weight, bias, out_dtype, activation), total
 
 
