@@ -236,6 +236,7 @@ NB_MODULE(_cpu, m) {
   define<Pack<PackLinear, pack_linear>>(m, "pack_linear");
   m.def("packed_quantized_bytes", packed_quantized_bytes);
   define<Pack<PackQuantized, pack_quantized>>(m, "pack_quantized");
+  define<Pack<PackGrouped, pack_grouped>>(m, "pack_grouped");
   m.def(
       "dequantize",
       [](Address blocks, Address out, int ggml_type, int dtype, int64_t size) {

@@ -120,6 +120,20 @@ int64_t panels_of_range(int64_t num_rows, int64_t num_inputs);
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
 
+// The planes of a weight's codes (kernels/grouped_weight.py) as panels.
+struct PackGrouped {
+  const uint8_t* low;   // [C, M, 8 * low bits]
+  const uint8_t* high;  // null, or [C, M, 8 * bits above those]
+  int64_t num_outputs;  // M
+  int64_t num_inputs;   // N: C is N / 64, rounded up
+  int64_t bits;
+  CodeKind kind;
+  uint8_t* packed;  // all panels
+};
+
+// Throws std::invalid_argument for bits that there is no layout for.
+void pack_grouped(const PackGrouped& p);
+
 // A linear layer by a grouped weight.
 struct GroupedLinear {
   DType dtype;

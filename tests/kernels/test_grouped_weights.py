@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.test_dequantize import KINDS, random_storage
+from vllm_lite.kernels import grouped_weight
 from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import (
@@ -17,6 +19,7 @@ from vllm_lite.kernels.grouped_weight import (
     from_gptq,
     make_grouped,
 )
+from vllm_lite.kernels.pieces import rows_at_once
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
@@ -267,3 +270,23 @@ def test_split_sums_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = ops.grouped_linear(x, weight, bias)
     monkeypatch.setattr(tuning, "processor_count", lambda _: 100)
     torch.testing.assert_close(ops.grouped_linear(x, weight, bias), whole, rtol=1e-4, atol=1e-4)
+
+
+class _Count(TorchDispatchMode):
+    """Counts operations, each of which is a launch on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_gpu_packs_a_layer_in_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_weight, "rows_at_once", lambda columns, device, cached: 1 << 20)
+    assert rows_at_once(14_336, torch.device("cuda"), 1 << 16) >= 4096
+    with _Count() as counted:
+        make_grouped(torch.zeros(512, 4096, dtype=torch.uint8), torch.zeros(512, 32), 4)
+    assert counted.operations <= 24

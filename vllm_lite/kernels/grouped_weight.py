@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.pieces import rows_at_once
+
 CHUNK = 64
 # Inputs that share a super-scale.
 SUPER_GROUP = 256
-# Kernels read scales for as many inputs.
-_GROUP_MULTIPLE = 16
+# Kernels read scales for as many inputs: other groups are padded to multiples of it.
+GROUP_MULTIPLE = 16
+# Smaller ones, padded, would take as much memory as bfloat16 or more: they are only expanded.
+LEAST_GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class GroupedWeight:
     scales are bytes (minimums too), multiplied by super_scales (and super_minimums).
     """
 
-    codes: Tensor  # [C, M, 8 * bits] uint8, see `_plane`: all 8 bits, or the low 4 or 2
+    codes: Tensor  # [C, M, 8 * bits] uint8, see `_write_plane`: all 8 bits, or the low 4 or 2
     high_codes: Tensor | None  # [C, M, 8 * bits] uint8: the bits above the fourth, or the third
     scales: Tensor  # [G, M] floats (float8_e4m3fn and float8_e8m0fnu too); or int8 or uint8
     minimums: Tensor | None  # [G, M], as scales
@@ -62,6 +66,12 @@ class GroupedWeight:
         return f"{'int' if self.table is None else 'float'}{self.bits} groups"
 
     @property
+    def row_size(self) -> int:
+        """Inputs of a row: where columns are padded, with zeros up to a multiple of 16."""
+        size = self.num_inputs - self.num_padded
+        return size // GROUP_MULTIPLE * GROUP_MULTIPLE + GROUP_MULTIPLE if self.num_padded else size
+
+    @property
     def super_group(self) -> int:
         """Inputs that share a super-scale."""
         return (
@@ -85,8 +95,8 @@ def make_grouped(
 ) -> GroupedWeight:
     """Make a weight of codes [M, N] uint8 below 2**bits; other planes are [M, G] or [M, S].
 
-    A group has `group_size` inputs, by default N / G, or is a whole row; several are padded to a
-    multiple of 16 inputs. Raises ValueError for planes that contradict each other.
+    A group has `group_size` inputs, by default N / G, or is a whole row; several of 8 and more are
+    padded to a multiple of 16 inputs. Raises ValueError for planes that contradict each other.
     """
     num_outputs, num_inputs = codes.shape
     num_groups = scales.shape[1]
@@ -103,7 +113,7 @@ def make_grouped(
         if plane is not None and plane.shape != (num_outputs, num_groups):
             raise ValueError(f"scales or zero points {list(plane.shape)} of {num_outputs} outputs")
     num_padded = 0
-    if num_groups > 1 and size % _GROUP_MULTIPLE:
+    if num_groups > 1 and size >= LEAST_GROUP and size % GROUP_MULTIPLE:
         codes, permutation = _padded(codes, permutation, size)
         num_padded = codes.shape[1] - num_inputs
         size = codes.shape[1] // num_groups
@@ -135,7 +145,7 @@ def _padded(codes: Tensor, permutation: Tensor | None, size: int) -> tuple[Tenso
 
     def widened(plane: Tensor, value: int) -> Tensor:
         whole = torch.nn.functional.pad(plane, (0, -num_inputs % size), value=value)
-        groups, more = whole.reshape(*whole.shape[:-1], -1, size), (0, -size % _GROUP_MULTIPLE)
+        groups, more = whole.reshape(*whole.shape[:-1], -1, size), (0, -size % GROUP_MULTIPLE)
         padded = torch.nn.functional.pad(groups, more, value=value)
         return padded.flatten(-2)
 
@@ -230,8 +240,7 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     return numbers.to(torch.uint8)
 
 
-# Codes split into planes at a time: copies stay small, and in a core's cache.
-_CODES_AT_ONCE = 1 << 20
+_CACHED_CODES = 1 << 20
 # Bits in the low plane of codes.
 _LOW_BITS = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}
 
@@ -242,34 +251,33 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
     chunks, low_bits = -(-num_inputs // CHUNK), _LOW_BITS[bits]
     low = codes.new_empty(chunks, num_outputs, 8 * low_bits)
     high = None if low_bits == bits else codes.new_empty(chunks, num_outputs, 8 * (bits - low_bits))
-    count = max(1, _CODES_AT_ONCE // num_inputs)
+    count = rows_at_once(num_inputs, codes.device, _CACHED_CODES)
     for first in range(0, num_outputs, count):
         rows = slice(first, first + count)
         padded = torch.nn.functional.pad(codes[rows], (0, chunks * CHUNK - num_inputs))
         part = padded.view(-1, chunks, CHUNK).transpose(0, 1)
-        low[:, rows] = _plane(part, low_bits)
-        if high is not None:
-            high[:, rows] = _plane(part >> low_bits, bits - low_bits)
+        if high is None:
+            _write_plane(low[:, rows], part, bits)
+        else:
+            _write_plane(low[:, rows], part & (2**low_bits - 1), low_bits)
+            _write_plane(high[:, rows], part >> low_bits, bits - low_bits)
     return low, high
 
 
-def _plane(codes: Tensor, bits: int) -> Tensor:
-    """Pack the low bits of codes [C, M, 64] to [C, M, 8 * bits].
+def _write_plane(plane: Tensor, codes: Tensor, bits: int) -> None:
+    """Pack codes [C, M, 64] of so many bits to a plane [C, M, 8 * bits].
 
     A byte holds inputs 32 apart side by side, then those that are 8 * bits further on.
     """
-    if bits == 8:
-        return codes.contiguous()
-    halves = torch.split(codes & (2**bits - 1), CHUNK // 2, dim=-1)
-    plane = torch.zeros(*codes.shape[:2], 8 * bits, dtype=torch.uint8, device=codes.device)
-    for half, part in enumerate(halves):
-        for place, piece in enumerate(torch.split(part, 8 * bits, dim=-1)):
-            plane |= piece << ((2 * place + half) * bits)
-    return plane
+    first, *others = torch.split(codes, 8 * bits, dim=-1)
+    plane.copy_(first)
+    for number, piece in enumerate(others, 1):
+        half, place = divmod(number, 4 // bits)
+        plane.add_(piece, alpha=1 << (2 * place + half) * bits)
 
 
 def _unpacked(plane: Tensor, bits: int) -> Tensor:
-    """The codes [C, M, 64] that `_plane` packed."""
+    """The codes [C, M, 64] that `_write_plane` packed."""
     if bits == 8:
         return plane
     shifts = [[(2 * place + half) * bits for place in range(4 // bits)] for half in range(2)]

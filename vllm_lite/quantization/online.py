@@ -10,15 +10,14 @@ from torch import Tensor
 from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.config.quantized.in_flight import BLOCKS
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels.pieces import rows_at_once
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
-# Values converted at a time: on a CPU their copy stays in a core's cache, on a GPU few launches
-# fill it.
-_VALUES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 26}
+_CACHED_VALUES = 1 << 16
 _NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
@@ -61,6 +60,6 @@ class OnlineLinearMethod(UnquantizedLinearMethod):
     def _rows(self, stored: StoredTensor) -> QuantizedRows:
         weight = stored.on_device(stored.data)
         convert = CONVERTERS[BLOCKS[self._name]]
-        count = max(1, _VALUES_AT_ONCE[weight.device.type] // weight.shape[1])
+        count = rows_at_once(weight.shape[1], weight.device, _CACHED_VALUES)
         blocks = torch.cat([convert(rows) for rows in torch.split(weight, count)])
         return QuantizedRows(blocks, self._number, weight.shape[1])

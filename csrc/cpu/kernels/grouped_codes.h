@@ -2,7 +2,8 @@
 //
 // A panel is kPanel outputs; its inputs come in units of 32, in order. Codes below 8 bits lie in a
 // low plane (2 or 4 bits) and a high one (the rest). In a plane of b bits each half panel has b lines
-// of 64 bytes: a word for each of its 16 outputs, which holds 32 / b inputs, lowest bits first.
+// of 64 bytes: a word for each of its 16 outputs, which holds 32 / b inputs, lowest bits first; in a
+// high plane the first four of every eight inputs are in its lower half, the others in its upper one.
 // Integers of 8 bits, and those of a table, are bytes: of each input, 16 outputs side by side; those
 // of float8 are bytes of inputs 2i and 2i + 1 alternately. Codes of books have 16 bits, or 8 of each
 // of two: of every eight inputs, a panel's outputs side by side.
@@ -104,7 +105,7 @@ struct TableCodes {
       BitsVec codes = load_words(words) >> (i * kLow % 8);
       if constexpr (kHigh > 0) {
         const BitsVec words = load_words(high + i * kHigh / 32 * kLine);
-        const int shift = i * kHigh % 32 - kLow;
+        const int shift = i % 8 / 4 * 16 + (i % (32 / kHigh) / 8 * 4 + i % 4) * kHigh - kLow;
         const BitsVec moved = shift >= 0 ? words >> shift : words << -shift;
         constexpr uint32_t kMask = (1u << kLow) - 1;
         codes = (codes & kMask) | (moved & ~kMask);

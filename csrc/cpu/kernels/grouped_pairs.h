@@ -44,11 +44,15 @@ template <>
 inline constexpr int kPairDistance<TableCodes<3>> = 8;
 template <>
 inline constexpr int kPairDistance<TableCodes<4>> = 4;
+template <>
+inline constexpr int kPairDistance<TableCodes<5>> = 4;
+template <>
+inline constexpr int kPairDistance<TableCodes<6>> = 4;
 
 static inline int pair_distance(const GroupedWeight& w) {
   const bool is_table = w.code_kind == CodeKind::kTable;
   return is_table && w.bits < 4    ? kPairDistance<TableCodes<2>>
-         : is_table && w.bits == 4 ? kPairDistance<TableCodes<4>>
+         : is_table && w.bits <= 6 ? kPairDistance<TableCodes<4>>
                                    : 1;
 }
 
@@ -143,6 +147,60 @@ struct PairCodes<TableCodes<2>> : WordPairs<2> {
 template <>
 struct PairCodes<TableCodes<4>> : WordPairs<4> {
   using WordPairs<4>::WordPairs;
+};
+
+// So for 5 and 6 bits, whose planes have the two inputs in the same halves.
+template <int kBits>
+struct PlanePairs {
+  static constexpr float kFactor = 1.0f;
+  static constexpr int kLow = 4, kHigh = kBits - kLow;
+  __m512i tables[2];
+
+  explicit PlanePairs(const TableCodes<kBits>& codes) {
+    alignas(64) uint16_t numbers[64];
+    for (int i = 0; i < 64; ++i) {
+      numbers[i] = bit_cast<uint32_t>(codes.from[i & ((1 << kBits) - 1)]) >> 16;
+    }
+    tables[0] = _mm512_load_si512(numbers);
+    tables[1] = _mm512_load_si512(numbers + 32);
+  }
+
+  struct Reader {
+    __m512i tables[2];
+    BitsVec low[kLow], high[kHigh];  // of the unit
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      const int shift = k % (16 / kHigh) * kHigh - kLow;
+      const BitsVec words = high[k / (16 / kHigh)];
+      const BitsVec lower = low[k / 4] >> (k % 4 * kLow);
+      const BitsVec upper = shift >= 0 ? words >> shift : words << -shift;
+      constexpr uint32_t kMask = 0x000f000f;
+      const __m512i places = bit_cast<__m512i>((lower & kMask) | (upper & ~kMask));
+      if constexpr (kBits == 5) {
+        return bit_cast<BitsVec>(_mm512_permutexvar_epi16(places, tables[0]));
+      }
+      return bit_cast<BitsVec>(_mm512_permutex2var_epi16(tables[0], places, tables[1]));
+    }
+  };
+  __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
+    Reader made = {{tables[0], tables[1]}, {}, {}};
+#pragma GCC unroll 4
+    for (int i = 0; i < kLow; ++i) made.low[i] = load_words(unit + (v * kLow + i) * kLine);
+#pragma GCC unroll 2
+    for (int i = 0; i < kHigh; ++i) {
+      made.high[i] = load_words(unit + (2 * kLow + v * kHigh + i) * kLine);
+    }
+    // Not loaded again for each shift: one vector of this size is loaded a cycle.
+    asm("" : "+v"(made.low[0]), "+v"(made.low[1]), "+v"(made.low[2]), "+v"(made.low[3]));
+    return made;
+  }
+};
+template <>
+struct PairCodes<TableCodes<5>> : PlanePairs<5> {
+  using PlanePairs<5>::PlanePairs;
+};
+template <>
+struct PairCodes<TableCodes<6>> : PlanePairs<6> {
+  using PlanePairs<6>::PlanePairs;
 };
 
 // So for 3 bits.

@@ -24,15 +24,13 @@ from vllm_lite.kernels.cpu.arguments import (
 )
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
-from vllm_lite.kernels.grouped_weight import GroupedWeight, all_codes
+from vllm_lite.kernels.grouped_weight import GroupedWeight
 from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
-# Inputs of a unit of codes, and outputs whose codes lie side by side.
-_UNIT, _HALF = 32, _cpu.PANEL // 2
+# Inputs of a unit of codes.
+_UNIT = 32
 # kSegment of csrc/cpu/kernel_table.h.
 _SEGMENT = 128
-# Outputs packed at a time: copies stay small.
-_OUTPUTS_AT_ONCE = 8 * _cpu.PANEL
 _TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS = range(6)
 # In the order of ScaleKind in csrc/cpu/kernel_table.h.
 _SCALES = (
@@ -44,8 +42,6 @@ _SCALES = (
 )
 # DType of csrc/cpu/kernel_table.h.
 _NUMBERS = {torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
-# Bits of each plane of codes.
-_PLANES = {2: (2,), 4: (4,), 5: (4, 1), 6: (4, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class PackedGrouped:
     kind: str
     group_size: int
     num_outputs: int  # M
-    num_inputs: int  # N
+    num_inputs: int  # N, or of a row whose zeros the columns of padding multiply
     is_permuted: bool
 
     @property
@@ -91,7 +87,7 @@ def pack_grouped(weight: PackedWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     kept = tuple(plane for plane in planes if plane is not None)
     fields = torch.tensor([*addresses, *numbers, *sizes])
-    is_permuted = weight.permutation is not None
+    sizes, is_permuted = (weight.num_outputs, weight.row_size), weight.permutation is not None
     return PackedGrouped(data, kept, fields, weight.kind, size, *sizes, is_permuted)
 
 
@@ -183,51 +179,12 @@ def _in_panels(plane: Tensor | None) -> Tensor | None:
 def _pack_codes(weight: GroupedWeight, kind: int) -> Tensor:
     units = -(-weight.num_inputs // _UNIT)
     panels = -(-weight.num_outputs // _cpu.PANEL)
-    unit_bytes = weight.bits * _cpu.PANEL * _UNIT // 8
-    num_bytes = panels * units * unit_bytes
+    num_bytes = panels * units * weight.bits * _cpu.PANEL * _UNIT // 8
     # Kernels read the last word from each of its bytes on.
     data = packed_weights.take(num_bytes + 4)[:num_bytes]
-    packed = data.view(panels, units, unit_bytes)
-    for first in range(0, weight.num_outputs, _OUTPUTS_AT_ONCE):
-        end = min(first + _OUTPUTS_AT_ONCE, weight.num_outputs)
-        codes = all_codes(weight, slice(first, end))
-        missing = (0, units * _UNIT - weight.num_inputs, 0, -(end - first) % _cpu.PANEL)
-        lanes = torch.nn.functional.pad(codes, missing).view(-1, 2, _HALF, units, _UNIT)
-        panel = first // _cpu.PANEL
-        packed[panel : panel + len(lanes)] = _lines(lanes, weight.bits, kind)
+    low, high = (None if plane is None else plane.contiguous() for plane in weight.planes()[:2])
+    _cpu.pack_grouped(low, high, weight.num_outputs, weight.num_inputs, weight.bits, kind, data)
     return data
-
-
-def _lines(codes: Tensor, bits: int, kind: int) -> Tensor:
-    """Pack codes [P, 2, 16, U, 32] to [P, U, bytes of a unit]."""
-    if kind in (_E4M3, _E5M2):
-        pairs = codes.reshape(*codes.shape[:4], -1, 2)
-        return pairs.permute(0, 3, 1, 4, 2, 5).flatten(2)
-    if bits == 8:
-        signed = codes ^ 128 if kind == _INT8 else codes
-        return signed.permute(0, 3, 1, 4, 2).flatten(2)
-    if bits == 3:
-        return _words_of_three(codes)
-    planes, shift = [], 0
-    for width in _PLANES[bits]:
-        parts = codes if width == bits else (codes >> shift) & (2**width - 1)
-        words, *others = parts.reshape(*codes.shape[:4], -1, 8 // width).unbind(-1)
-        for place, part in enumerate(others, 1):
-            words = words | part << place * width
-        words = words.view(*codes.shape[:4], width, 4)
-        planes.append(words.permute(0, 3, 1, 4, 2, 5).flatten(2))
-        shift += width
-    return torch.cat(planes, 2)
-
-
-def _words_of_three(codes: Tensor) -> Tensor:
-    """Pack codes of 3 bits as the kernels' TableCodes<3> reads them."""
-    pairs = codes.view(*codes.shape[:4], 2, 2, 8).transpose(-1, -2).flatten(4, 5).int()
-    fives = pairs[..., :15, :].reshape(*codes.shape[:4], 3, 5, 2)
-    words = (fives << torch.arange(0, 15, 3).view(5, 1)).sum(5)
-    last = pairs[..., 15:, :] >> torch.arange(3).view(3, 1) & 1
-    halves: Tensor = (words + (last << 15)).to(torch.int16).view(torch.uint8)  # [P, 2, 16, U, 3, 4]
-    return halves.permute(0, 3, 1, 4, 2, 5).flatten(2)
 
 
 def grouped_linear(

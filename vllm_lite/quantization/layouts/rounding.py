@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vllm_lite.config.quantized.schemes import Number, StoredCodes
+from vllm_lite.kernels.pieces import rows_at_once
 from vllm_lite.quantization.layouts.numbers import values_of
 
-# Values converted at a time: their copies are small beside a layer.
-_VALUES_AT_ONCE = 1 << 18
+_CACHED_VALUES = 1 << 18
 _LARGEST: dict[Number, float] = {
     "int": 127.0,
     "float8_e4m3fn": 448.0,
@@ -50,7 +50,7 @@ def _blocks(weight: Tensor, form: StoredCodes) -> Iterator[Tensor]:
     """A few rows of blocks at a time, [R, rows, C, columns] float32; what is missing is zero."""
     num_inputs = weight.shape[1]
     rows, columns = form.block[0] or 1, form.block[1] or num_inputs
-    count = max(1, _VALUES_AT_ONCE // (num_inputs * rows)) * rows
+    count = rows_at_once(num_inputs * rows, weight.device, _CACHED_VALUES) * rows
     for part in torch.split(weight, count):
         whole = pad(part.float(), (0, -num_inputs % columns, 0, -len(part) % rows))
         yield whole.view(-1, rows, whole.shape[1] // columns, columns)

@@ -43,13 +43,15 @@ def _field(stored: Tensor, shift: int, bits: int, out: Tensor) -> None:
 
 
 def awq_numbers(words: Tensor) -> Tensor:
-    """AWQ's words [..., W] to numbers of four bits [..., 8 W] uint8."""
-    stored = words.contiguous().view(torch.uint8).view(*words.shape, 4)
+    """AWQ's words [N, W], each of eight outputs, to numbers of four bits [8 W, N] uint8."""
+    # Copied even if there is one row, whose view by bytes would not be dense.
+    turned = words.T.clone(memory_format=torch.contiguous_format)
+    stored = turned.view(torch.uint8).view(-1, len(words), 4)
     # Places one by one: to gather them, or to stack them, takes several times as long.
-    eights = stored.new_empty(*words.shape, 8)
+    eights = stored.new_empty(len(stored), 8, len(words))
     for to, place in enumerate(AWQ_PLACES):
-        _field(stored[..., place // 2], place % 2 * 4, 4, eights[..., to])
-    return eights.flatten(-2)
+        _field(stored[..., place // 2], place % 2 * 4, 4, eights[:, to])
+    return eights.flatten(0, 1)
 
 
 def paired_numbers(stored: Tensor, bits: int) -> Tensor:
