@@ -87,20 +87,25 @@ def any_bits(group: int, bits: int, less_by: int = 1, is_symmetric: bool = False
     return quantise
 
 
-def bitblas(group: int, bits: int, is_symmetric: bool) -> Quantise:
-    """BitBLAS's, which vLLM reads: compressed bytes, interleaved for inputs of 16 bits."""
+def bitblas(
+    group: int, bits: int, is_symmetric: bool, dtype: torch.dtype = torch.float16
+) -> Quantise:
+    """BitBLAS's, which vLLM reads: compressed bytes, interleaved for inputs of float16."""
 
     def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
         size = weight.shape[1] if group == -1 else group
-        codes, zeros, scales, worth = in_groups(weight, size, bits, is_symmetric)
-        per_word = 32 // bits
+        codes, zeros, scales, _ = in_groups(weight, size, bits, is_symmetric)
+        scales, per_word, is_paired = scales.to(dtype), 32 // bits, dtype is torch.float16
+        of_inputs = [plane.repeat_interleave(size, 1) for plane in (zeros, scales.float())]
+        worth = (codes - of_inputs[0]) * of_inputs[1]
         # Number i goes to a half of the word by its last bit, one after another.
-        shifts = torch.tensor([i % 2 * 16 + i // 2 * bits for i in range(per_word)])
+        pairs = [i % 2 * 16 + i // 2 * bits for i in range(per_word)]
+        shifts = torch.tensor(pairs if is_paired else range(0, 32, bits))
         words = (codes.long().unflatten(1, (-1, per_word)) << shifts).sum(-1)
         rows = words.where(words < 2**31, words - 2**32).int().view(torch.int8)
-        if bits == 2:  # the middle bytes change places
+        if bits == 2 and is_paired:  # the middle bytes change places
             rows = rows.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
-        stored = {"qweight": rows, "scales": scales.half()}
+        stored = {"qweight": rows, "scales": scales}
         if not is_symmetric:
             places = torch.arange(8 // bits) * bits
             packed = (zeros.T.long().unflatten(1, (-1, 8 // bits)) << places).sum(-1)

@@ -31,10 +31,11 @@ INTRO = """\
 Made by `python -m tests.models.make_quantization_page > docs/quantization.md` from the table of
 readers, what the tests read, and the results of `benchmarks/format_perplexity.py`.
 
-A checkpoint says how it is quantised (`quantization_config` in `config.json`, or
-`hf_quant_config.json`), so that `--quantization` may be left out; a name that contradicts it is an
-error. A plain checkpoint is rounded as it is loaded if `--quantization` names a form in flight;
-`--quantization-config` says which layers: `linear`, `moe`, `ignore`, `targets`.
+A checkpoint says how it is quantised (`quantization_config` in `config.json`, or a file beside it:
+`hf_quant_config.json`, `quantize_config.json` or `quant_config.json`), so that `--quantization` may
+be left out; a name that contradicts it is an error. A plain checkpoint is rounded as it is loaded
+if `--quantization` names a form in flight; `--quantization-config` says which layers: `linear`,
+`moe`, `ignore`, `targets`.
 
 Weights are kept in one of these forms, and multiplied in that form:
 
@@ -60,7 +61,9 @@ KEPT = (
     ("form", "what is kept", "on a CPU", "on a GPU"),
     (
         "integers in groups",
-        "codes of 2 to 8 bits, a scale for each group or output, zero points, an order of inputs",
+        "codes of 2 to 8 bits, a scale for each group or output, zero points, an order of inputs; "
+        "groups are padded to a multiple of 16 inputs, and those of fewer than 8, which would take "
+        "as much as bfloat16 or more, are dequantised with a warning",
         "codes are widened within the product; in float32, and without AMX, those that GGUF's "
         "Q4_0, Q5_0 or Q8_0 hold exactly are multiplied as such, of inputs rounded to int8 in "
         "groups of 32; those with zero points or of 2 or 3 bits only without AVX512-BF16",
@@ -121,22 +124,21 @@ ROWS = (
     Row(
         ("awq", "awq_marlin", "auto_awq", "moe_wna16"),
         ("awq",),
-        "4 bits, with zero points; layouts gemm, of groups of 8 inputs and more, and gemv and "
+        "4 bits, with zero points; layouts gemm, of groups of any size, and gemv and "
         "gemv_fast, of 16 or a multiple of 32; `modules_to_not_convert`",
-        "integers in groups, which are padded to a multiple of 16 inputs",
+        "integers in groups",
         "other bits and layouts",
         _NAMES,
     ),
     Row(
         ("gptq", "gptq_marlin", "auto_gptq", "bitblas", "gptq_bitblas", "marlin", "gptq_marlin_24"),
         ("gptq", "marlin"),
-        "2, 3, 4 and 8 bits, groups of 8 inputs and more, act-order, symmetric or not, zero points "
-        "of v1 and v2, `dynamic` rules, Marlin's tiles and its 2:4 sparse ones, BitBLAS's 2 and 4 "
-        "bits for inputs of float16",
-        "integers in groups, which are padded to a multiple of 16 inputs; of sparse ones the zeros "
-        "too",
+        "2, 3, 4 and 8 bits, groups of any size, act-order, symmetric or not, zero points of v1 "
+        "and v2, `dynamic` rules, Marlin's tiles and its 2:4 sparse ones, BitBLAS's 2 and 4 bits "
+        "for inputs of float16 and bfloat16",
+        "integers in groups; of sparse ones the zeros too",
         "other bits; groups of Marlin's tiles and of BitBLAS that are neither 16 nor a multiple of "
-        "32; BitBLAS's order for inputs of bfloat16",
+        "32; BitBLAS's 8 bits, which its tools write as signed numbers or as codes from zero",
         _EXACT,
     ),
     Row(
@@ -151,26 +153,29 @@ ROWS = (
         ("compressed-tensors",),
         ("compressed-tensors",),
         "integers of 2 to 8 bits, int8, fp8 of tensors, outputs and blocks, MXFP4, MXFP6, MXFP8, "
-        "NVFP4, with inputs as they are or rounded; act-order, 2:4 sparse, scales of the cache",
+        "NVFP4, with inputs as they are or rounded, to four bits too; act-order, 2:4 sparse, "
+        "scales of the cache, also alone",
         "as integers in groups or block floats",
-        "transforms of inputs, by name",
+        "transforms of inputs, by name; static scales of inputs of fewer than eight bits",
         _VALUES,
     ),
     Row(
         ("fp8", "deepseek_v4_fp8", "fbgemm_fp8", "mxfp8"),
         ("fp8", "fbgemm_fp8", "mxfp8"),
         "E4M3 with static or dynamic inputs; scales of a tensor, an output, a block, or powers of "
-        "two for 32",
+        "two for 32; scales of the cache; inputs' scales are floats where `scale_fmt` is ue8m0 too",
         _FLOATS,
-        "blocks that a fused layer's parts cut",
+        "blocks that a fused layer's parts cut; `expert_dtype` fp4",
         _VALUES,
     ),
     Row(
         ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "petit_nvfp4"),
         ("modelopt",),
-        "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, MXFP8, mixtures by layer",
-        _FLOATS,
-        "other algorithms, by name",
+        "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, NVFP4_AWQ, W4A16_NVFP4, W4A16_AWQ, "
+        "MXFP8, mixtures by layer, factors of inputs (`pre_quant_scale`), scales of the cache, "
+        "also alone",
+        _FLOATS + ", integers in groups",
+        "other algorithms, by name, W4A8_AWQ among them; factors of experts' inputs",
         _VALUES,
     ),
     Row(

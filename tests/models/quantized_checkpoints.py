@@ -105,7 +105,8 @@ def words(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> T
 
 def awq(group: int) -> Quantise:
     def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
-        groups = torch.arange(weight.shape[1]) // group
+        size = weight.shape[1]
+        groups = torch.arange(size) // (group if group > 0 else size)
         codes, zeros, scales, worth = rounded(weight, groups, 4, is_symmetric=False)
         stored = {
             "qweight": words(codes.T, 4, AWQ_ORDER),

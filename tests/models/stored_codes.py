@@ -248,6 +248,49 @@ def round_tokens(largest: float, group: int = 0) -> Round:
     return rounded
 
 
+# Integers of four bits, as those of small floats are listed.
+INT4 = torch.tensor([*range(8), *(-value for value in range(8))]).float()
+
+
+def round_small(values: Tensor, group: int = 0) -> Round:
+    """Rows, or groups of inputs, to small numbers by their largest values."""
+
+    def rounded(x: Tensor) -> Tensor:
+        groups = x.unflatten(1, (-1, group or x.shape[1]))
+        scale = groups.abs().amax(-1, keepdim=True) / values.max()
+        codes = nearest(torch.where(scale > 0, groups / scale, 0.0), values)
+        return (values[codes] * scale).flatten(1)
+
+    return rounded
+
+
+def modelopt_awq(group: int) -> Quantise:
+    """ModelOpt's integers of four bits, those of two outputs in a byte."""
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        groups = weight.unflatten(1, (-1, group))
+        scales = groups.abs().amax(-1) / 7
+        codes = (groups / scales[..., None]).round().int().clamp(-8, 7)
+        numbers = codes.flatten(1) & 15
+        stored = {"weight": (numbers[::2] | numbers[1::2] << 4).to(torch.uint8)}
+        return stored | {"weight_scale": scales}, (codes * scales[..., None]).flatten(1)
+
+    return quantise
+
+
+def with_factors(quantise: Quantise) -> Quantise:
+    """A number for each input of some layers, as AWQ leaves those that follow no norm."""
+
+    def quantise_with(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = quantise(name, weight)
+        if "o_proj" not in name and "down_proj" not in name:
+            return stored, worth
+        factors = torch.linspace(0.5, 2, weight.shape[1]).bfloat16()
+        return stored | {"pre_quant_scale": factors}, worth * factors.float()
+
+    return quantise_with
+
+
 def round_by(scale: float, largest: float) -> Round:
     def rounded(x: Tensor) -> Tensor:
         codes = (x / scale).clamp(-largest, largest)

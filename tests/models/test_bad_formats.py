@@ -33,7 +33,8 @@ from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.errors import CheckpointError, UsageError
 
 MUTANTS = int(os.environ.get("FORMAT_MUTANTS", "20"))
-VALUES: list[Any] = [0, -7, 5, 48, 10**9, "x", "", None, [], {}, True, 2.5, ["x"], {"x": 0}, "*("]
+VALUES: list[Any] = [0, -7, 4, 5, 6, 48, 10**9, "x", "", None, [], {}, True, 2.5, ["x"], {"x": 0}]
+VALUES += ["*(", "int", "float", "token", "tensor", "group", "dynamic"]
 ALL = FORMATS | {name: (*CODES[name], SQUARE if "blocks" in name else SIZES) for name in CODES}
 ALL |= {name: (*CASES[name][:2], SQUARE if "blocks" in name else SIZES) for name in CASES}
 ALL |= {f"bitnet {name}": (*TERNARY[name], SIZES) for name in TERNARY}

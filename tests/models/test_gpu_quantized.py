@@ -15,7 +15,7 @@ from tests.models import test_aqlm
 from tests.models import test_quantized_checkpoints as checkpoints
 from tests.models.checkpoints import make_model, save
 from tests.models.gpu_ops import reference_ops, selected, triton_ops
-from tests.models.quantized_checkpoints import write_pair
+from tests.models.quantized_checkpoints import gptq, write_pair
 from tests.models.runner import PagedRunner, load
 from tests.models.test_gguf import IDS, SIZES, write_gguf
 from vllm_lite.errors import CheckpointError
@@ -152,6 +152,16 @@ def test_experts_of_checkpoints_stay_as_they_are_stored(name: str, tmp_path: Pat
     if "fp8" not in name:  # whose other layers round their inputs
         want = continued(load(plain))[1]
         torch.testing.assert_close(continued(model)[1], want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_experts_may_have_groups_that_are_padded(is_ordered: bool, tmp_path: Path) -> None:
+    settings = checkpoints.GPTQ | {"group_size": 8, "desc_act": not is_ordered}
+    packed, plain = write_pair(
+        tmp_path, settings, gptq(8, 4, True, is_ordered), "qwen3_moe", **MIXTURE
+    )
+    want = continued(load(plain))[1]
+    torch.testing.assert_close(continued(check_equal(packed))[1], want, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["int4", "mxfp4"])

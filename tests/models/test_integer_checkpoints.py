@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
@@ -17,6 +19,7 @@ from tests.models.stored_codes import bitsandbytes, compressed
 from tests.models.test_gguf import IDS
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
 from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.quantization.registry import warn_of_small_groups
 
 # Marlin's tiles are of 64 outputs, and 2:4's pairs of 64 inputs.
 TILED: dict[str, Any] = {
@@ -59,6 +62,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         layouts.awq_gemv_fast(64),
         TILED,
     ),
+    "awq whole": (AWQ | {"group_size": -1}, awq(-1), SIZES),
+    "awq around the middle whole": (
+        AWQ | {"zero_point": False, "group_size": -1},
+        layouts.awq_even(-1),
+        SIZES,
+    ),
     "awq around the middle": (AWQ | {"zero_point": False}, layouts.awq_even(32), SIZES),
     "awq marlin": (
         AWQ | {"version": "marlin", "zero_point": False, "group_size": 64},
@@ -97,6 +106,12 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         layouts.any_bits(8, 3),
         SIZES,
     ),
+    "awq groups of 4": (AWQ | {"group_size": 4}, awq(4), SIZES),
+    "gptq groups of 2 act-order": (
+        GPTQ | {"group_size": 2, "sym": False, "desc_act": True},
+        gptq(2, 4, False, False),
+        SIZES,
+    ),
     "marlin": (MARLIN | {"checkpoint_format": "marlin"}, layouts.marlin(64, 4), TILED),
     "marlin whole": (
         {"quant_method": "marlin", "group_size": -1},
@@ -124,6 +139,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         )
         for bits in (2, 4)
     },
+    **{
+        f"bitblas {bits} bfloat16": (
+            BITBLAS | {"bits": bits, "sym": bits == 4},
+            layouts.bitblas(32, bits, bits == 4, torch.bfloat16),
+            SIZES,
+        )
+        for bits in (2, 4)
+    },
     "compressed marlin 24": (
         compressed(
             {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64},
@@ -143,11 +166,17 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         awq(32),
         SIZES,
     ),
+    "auto-round awq by its kernel": (
+        {"quant_method": "auto-round", "backend": "autoround:awq", "bits": 4, "group_size": 32},
+        awq(32),
+        SIZES,
+    ),
     "qqq": ({"quant_method": "qqq", "bits": 4, "group_size": 64}, layouts.qqq(64), TILED),
     "qqq whole": ({"quant_method": "qqq", "wbits": 4, "groupsize": -1}, layouts.qqq(-1), TILED),
     "hqq 2": (hqq(2, 16), layouts.hqq(16, 2), SIZES),
     "hqq 3": (hqq(3, 32), layouts.hqq(32, 3), SIZES),
     "hqq 4": (hqq(4, 64), layouts.hqq(64, 4, torch.bfloat16), TILED),
+    "hqq groups of 4": (hqq(8, 4), layouts.hqq(4, 8), SIZES),
     "hqq groups of 24": (hqq(4, 24), layouts.hqq(24, 4), SIZES | {"intermediate_size": 72}),
     "hqq 8": (hqq(8, None), layouts.hqq(None, 8), SIZES),
     "bitsandbytes": (
@@ -221,16 +250,36 @@ def test_in_bfloat16_a_token_is_the_same_alone_and_among_others(name: str, tmp_p
     assert float((whole.float() - want).norm() / want.norm()) < 0.05
 
 
-def test_bitblas_has_another_order_for_bfloat16_which_is_refused(tmp_path: Path) -> None:
-    """Its files say it by the type of their scales alone."""
+def test_scales_say_in_which_order_bitblas_has_codes(tmp_path: Path) -> None:
+    """Of each part of a fused layer; those of other types are refused."""
 
     def quantise(name: str, weight: torch.Tensor) -> Any:
-        stored, worth = layouts.bitblas(32, 4, True)(name, weight)
-        return stored | {"scales": stored["scales"].bfloat16()}, worth
+        dtype = torch.bfloat16 if "q_proj" in name else torch.float16
+        return layouts.bitblas(32, 4, True, dtype)(name, weight)
 
-    packed, _ = write_pair(tmp_path, BITBLAS, quantise, **SIZES)
-    with pytest.raises(CheckpointError, match=r"_proj\.scales': scales of torch\.bfloat16"):
+    packed, plain = write_pair(tmp_path, BITBLAS, quantise, **SIZES)
+    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
+    tensors = load_file(packed / "model.safetensors")
+    wide = {name: x.float() for name, x in tensors.items() if name.endswith("k_proj.scales")}
+    save_file(tensors | wide, packed / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"k_proj\.scales': scales of torch\.float32"):
         load(packed)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("awq groups of 4", 4), ("gptq groups of 2 act-order", 2), ("hqq groups of 4", 4)],
+)
+def test_groups_of_few_inputs_are_dequantised_with_a_warning(
+    name: str, size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_small_groups.cache_clear()
+    settings, quantise, sizes = FORMATS[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
+    assert torch.equal(logits(load(packed)), logits(load(plain)))
+    (said,) = [text for text in caplog.messages if "dequantised" in text]
+    assert said.startswith(f"groups of {size} inputs, which")
+    assert said.endswith("dequantised to float32 as they are loaded")
 
 
 def test_rules_give_layers_other_bits_or_none(tmp_path: Path) -> None:
@@ -264,9 +313,15 @@ def test_fused_layers_with_unlike_rules_are_refused(tmp_path: Path) -> None:
 
 
 def test_experts_that_cannot_be_multiplied_name_a_tensor_and_its_file(tmp_path: Path) -> None:
-    """Groups that are padded are another order of inputs for each expert."""
+    """As those whose groups are not of one size."""
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        return gptq(16 if ".experts.1." in name else 32, 4, True, True)(name, weight)
+
+    settings = GPTQ | {"dynamic": {r".*\.experts\.1\.": {"group_size": 16}}}
+    sizes: dict[str, Any] = {"hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 32}
     packed, plain = write_pair(
-        tmp_path, AWQ | {"group_size": 8}, awq(8), "qwen3_moe", left_plain="gate.weight"
+        tmp_path, settings, quantise, "qwen3_moe", left_plain="gate.weight", **sizes
     )
     with pytest.raises(CheckpointError) as caught:
         load(packed)
@@ -334,6 +389,49 @@ def test_a_method_of_another_name_is_the_same_format(name: str, tmp_path: Path) 
         for given in (None, method.removeprefix("intel/")):
             found = load(packed, hf_overrides=overrides, quantization=given)
             assert torch.equal(logits(found), want), (method, given)
+
+
+def test_the_method_may_be_bitblas_too(tmp_path: Path) -> None:
+    packed, _ = write_pair(tmp_path, *FORMATS["bitblas"][:2], **SIZES)
+    want = logits(load(packed))
+    overrides = {"quantization_config": BITBLAS | {"quant_method": "bitblas"}}
+    for given in (None, "bitblas", "gptq", "gptq_bitblas"):
+        found = load(packed, hf_overrides=overrides, quantization=given)
+        assert torch.equal(logits(found), want), given
+
+
+# Names of files beside config.json, whose settings need not name a method.
+BESIDE = {
+    "gptq": ("quantize_config.json",),
+    "awq": ("quantize_config.json", "quant_config.json"),
+    "awq of AutoAWQ": ("quant_config.json",),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_settings_may_be_in_a_file_of_their_own(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS[name]
+    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    want, config = logits(load(packed)), json.loads((packed / "config.json").read_text())
+    bare = config.pop("quantization_config")
+    del bare["quant_method"]
+    (packed / "config.json").write_text(json.dumps(config))
+    for file in BESIDE[name]:
+        (packed / file).write_text(json.dumps(bare))
+        assert torch.equal(logits(load(packed)), want), file
+        (packed / file).write_text("[]")
+        with pytest.raises(CheckpointError, match=f"{file} does not hold a JSON object"):
+            load(packed)
+        (packed / file).unlink()
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes", "bitsandbytes nf4 64"])
+def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS[name]
+    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    bare = {key: value for key, value in settings.items() if key != "quant_method"}
+    found = load(packed, hf_overrides={"quantization_config": bare})
+    assert torch.equal(logits(found), logits(load(packed)))
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,22 @@ def test_packages_read_the_same_weights(packaged: tuple[str, Path], expected: to
         assert file.name in refusal(path, load_format=load_format)
 
 
+def test_tensorizer_takes_addresses_as_they_are(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, asked = pytest.importorskip("tensorizer"), []
+
+    def open_address(source: Any, **options: Any) -> None:
+        asked.append(source)
+        raise OSError("no such bucket")
+
+    monkeypatch.setattr(package, "TensorDeserializer", open_address)
+    given = {"tensorizer_uri": "s3://weights/model.tensors"}
+    message = refusal(tiny, load_format="tensorizer", model_loader_extra_config=given)
+    assert asked == ["s3://weights/model.tensors"]
+    assert "s3://weights/model.tensors cannot be read" in message
+
+
 def test_the_streamers_settings_reach_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("runai_model_streamer")
     for name in ("RUNAI_STREAMER_CONCURRENCY", "RUNAI_STREAMER_MEMORY_LIMIT"):

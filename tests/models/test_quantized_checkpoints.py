@@ -295,7 +295,7 @@ def test_three_values_are_kept_in_two_bits_where_rows_are_whole_blocks(
         (AWQ | {"bits": 3}, "awq with bits 3; this build reads 4"),
         (AWQ | {"version": "gems"}, "with version 'gems'; this build reads 'gemm'"),
         (GPTQ | {"bits": 5}, "bits 5; this build reads 2 or 3 or 4 or 8"),
-        (GPTQ | {"group_size": 4}, "group_size 4; this build reads -1, or 8 and more"),
+        (GPTQ | {"group_size": 0}, "group_size 0; this build reads -1, or 1 and more"),
         (
             GPTQ | {"group_size": 48, "checkpoint_format": "marlin"},
             "group_size 48; this build reads -1, 16 or a multiple of 32",
@@ -355,6 +355,23 @@ def test_a_cache_of_fp8_uses_the_checkpoint_s_scales(tmp_path: Path) -> None:
     assert float((with_scales - exact).norm() / exact.norm()) < 0.25
     attention = [m for m in load(packed, kv_cache_dtype="fp8").modules() if hasattr(m, "_window")]
     assert [type(module).__name__ for module in attention] == ["ScaledCacheAttention"]
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache_scheme": "static"}, {}], ids=["said", "stored"])
+@pytest.mark.parametrize("names", [("k_scale", "v_scale"), ("kv_scale",)], ids=["two", "one"])
+def test_fp8_s_own_scales_of_the_cache(
+    names: tuple[str, ...], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = scaled(E4M3, "tensor", False)(name, weight)
+        scales = {f"../{each}": torch.tensor(0.5 + i) for i, each in enumerate(names)}
+        return stored | (scales if "o_proj" in name else {}), worth
+
+    packed, _ = write_pair(tmp_path, FP8 | settings, quantise, **SIZES)
+    load(packed)
+    modules = load(packed, kv_cache_dtype="fp8").modules()
+    (attend,) = (module for module in modules if isinstance(module, ScaledCacheAttention))
+    assert (attend._key_scale, attend._value_scale) == (0.5, 0.5 + len(names) - 1)
 
 
 def test_scales_keep_small_values_apart(tmp_path: Path) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.integer_layouts import torchao_float8, torchao_int8, torchao_intx
+from tests.models.integer_layouts import torchao_float8, torchao_int4, torchao_int8, torchao_intx
 from tests.models.quantized_checkpoints import Quantise, scaled, write_pair
 from tests.models.runner import load
 from tests.models.stored_codes import (
     E4M3,
+    FP4,
+    INT4,
     Round,
     compressed,
+    modelopt_awq,
     mx,
     nvfp4,
     round_by,
@@ -26,8 +29,10 @@ from tests.models.stored_codes import (
     round_mx,
     round_nvfp4,
     round_shifted,
+    round_small,
     round_tokens,
     sparse,
+    with_factors,
     with_zero_points,
     words,
 )
@@ -141,6 +146,21 @@ CASES: dict[str, Case] = {
         ROUND127,
     ),
     "W4AFP8": (compressed(GROUPS, TOKENS, format="pack-quantized"), words(4, 32, True), ROUND8),
+    "W4A4": (
+        compressed(GROUPS, INT_TOKENS | {"num_bits": 4}, format="pack-quantized"),
+        words(4, 32, True),
+        round_small(INT4),
+    ),
+    "W4A4 groups": (
+        compressed(GROUPS, GROUPS | {"dynamic": True}, format="pack-quantized"),
+        words(4, 32, True),
+        round_small(INT4, 32),
+    ),
+    "W4AFP4 tokens": (
+        compressed(GROUPS, TOKENS | {"num_bits": 4}, format="pack-quantized"),
+        words(4, 32, True),
+        round_small(FP4),
+    ),
     "NVFP4A16": (compressed(FLOAT4, **AS_NVFP4), nvfp4(True, False), None),
     "NVFP4": (
         compressed(FLOAT4, FLOAT4 | {"dynamic": "local"}, **AS_NVFP4),
@@ -276,6 +296,16 @@ CASES |= {
         MODELOPT | {"quant_algo": "NVFP4", "group_size": 16},
         nvfp4(False, True),
         round_nvfp4,
+    ),
+    "modelopt NVFP4_AWQ": (
+        MODELOPT | {"quant_algo": "NVFP4_AWQ", "group_size": 16},
+        nvfp4(False, True),
+        round_nvfp4,
+    ),
+    "modelopt W4A16_AWQ": (
+        MODELOPT | {"quant_algo": "W4A16_AWQ", "group_size": 32, "has_zero_point": False},
+        modelopt_awq(32),
+        None,
     ),
     "modelopt W4A16": (MODELOPT | {"quant_algo": "W4A16_NVFP4"}, nvfp4(False, False), None),
     "modelopt MXFP8": (MODELOPT | {"quant_algo": "MXFP8"}, mx("fp8"), round_mx("fp8")),
@@ -437,6 +467,105 @@ def test_modelopt_mixes_by_name_and_reads_a_file_beside(tmp_path: Path) -> None:
     assert any(isinstance(module, ScaledCacheAttention) for module in with_scales)
 
 
+ORDERS: dict[str, tuple[Any, ...]] = {
+    "W4A16 act-order": ("dynamic", "GROUP", True),
+    "W4A16": ("static", "weight", False, None),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_of_inputs_have_other_names(name: str, tmp_path: Path) -> None:
+    packed, _ = _pair(name, tmp_path)
+    want = logits(load(packed))
+    for order in ORDERS[name]:
+        settings = compressed(GROUPS | {"actorder": order})
+        found = load(packed, hf_overrides={"quantization_config": settings})
+        assert torch.equal(logits(found), want), order
+
+
+CACHE = TENSOR | {"dynamic": False}
+CACHES: dict[str, dict[str, Any]] = {
+    "compressed-tensors": {"quant_method": "compressed-tensors", "kv_cache_scheme": CACHE},
+    "compressed-tensors' attention": compressed(
+        FLOAT8,
+        config_groups={
+            "a": {"targets": ["re:.*self_attn$"], "weights": None, "input_activations": CACHE}
+        },
+    ),
+    "modelopt": {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_the_cache_alone_may_be_quantised(name: str, tmp_path: Path) -> None:
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        scale = {"../k_scale": torch.tensor(1.5), "../v_scale": torch.tensor(0.5)}
+        return {"weight": weight} | (scale if "o_proj" in name else {}), weight
+
+    packed, plain = write_pair(tmp_path, CACHES[name], quantise, **SIZES)
+    assert torch.equal(logits(load(packed)), logits(load(plain)))
+    with_scales = load(packed, kv_cache_dtype="fp8").modules()
+    assert any(isinstance(module, ScaledCacheAttention) for module in with_scales)
+
+
+def test_scales_of_inputs_that_no_setting_uses_are_left(tmp_path: Path) -> None:
+    packed, plain = write_pair(tmp_path, CASES["NVFP4A16"][0], nvfp4(True, True), **SIZES)
+    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
+
+
+@pytest.mark.parametrize("name", ["modelopt W4A16_AWQ", "modelopt NVFP4_AWQ"])
+def test_inputs_may_have_factors(name: str, tmp_path: Path) -> None:
+    settings, quantise, rounded = CASES[name]
+    packed, plain = write_pair(tmp_path, settings, with_factors(quantise), **SIZES)
+    exact, whole = layers(load(plain)), layers(load(packed, quantization="dequantize"))
+    for layer, module in whole.items():
+        assert torch.equal(module.kernel.weight.data, exact[layer].kernel.weight.data), layer
+    for layer, module in layers(load(packed)).items():
+        x = torch.randn(5, module._inputs.size)
+        factors = torch.ones(x.shape[1])
+        if layer.endswith(("o_proj", "down_proj")):
+            factors = torch.linspace(0.5, 2, x.shape[1]).bfloat16().float()
+        near = x if rounded is None else rounded(x * factors) / factors
+        want = exact[layer].kernel(near)
+        torch.testing.assert_close(module.kernel(x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_factors_of_experts_inputs_are_refused_by_name(tmp_path: Path) -> None:
+    settings, quantise, _ = CASES["modelopt W4A16_AWQ"]
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "head_dim": 32}
+    for name, kind in (("with", with_factors(quantise)), ("without", quantise)):
+        packed, plain = write_pair(
+            tmp_path / name, settings, kind, "qwen3_moe", left_plain="gate.weight", **sizes
+        )
+        if name == "with":
+            with pytest.raises(CheckpointError, match=r"experts.*pre_quant_scale.* has no place"):
+                load(packed)
+        else:
+            torch.testing.assert_close(logits(load(packed)), logits(load(plain)))
+
+
+TORCHAO: dict[str, tuple[dict[str, Any], Quantise]] = {
+    "int8_weight_only": (torchao("Int8WeightOnlyConfig"), torchao_int8),
+    "int4_weight_only": (torchao("Int4WeightOnlyConfig", group_size=32), torchao_int4(32)),
+    "int8_dynamic_activation_int8_weight": CASES["torchao int8 by int8"][:2],
+    "float8_weight_only": (
+        torchao("Float8WeightOnlyConfig"),
+        torchao_float8(scaled(E4M3, "channel", False)),
+    ),
+    "float8_dynamic_activation_float8_weight": CASES["torchao float8 of tensors"][:2],
+}
+
+
+@pytest.mark.parametrize("name", TORCHAO)
+def test_torchao_functions_are_its_classes(name: str, tmp_path: Path) -> None:
+    settings, quantise = TORCHAO[name]
+    packed, _ = write_pair(tmp_path, settings, quantise, **SIZES)
+    want = logits(load(packed))
+    before = {"quant_method": "torchao", "quant_type": name}
+    before["quant_type_kwargs"] = {"group_size": 32} if "int4" in name else {}
+    assert torch.equal(logits(load(packed, hf_overrides={"quantization_config": before})), want)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -459,6 +588,22 @@ def test_modelopt_mixes_by_name_and_reads_a_file_beside(tmp_path: Path) -> None:
             "kv_cache_scheme.strategy 'attn_head'",
         ),
         (compressed(FLOAT8, TENSOR | {"symmetric": False}), "input_activations.symmetric False"),
+        (compressed(GROUPS | {"actorder": "sideways"}), "weights.actorder 'sideways'"),
+        (compressed(FLOAT8 | {"actorder": "group"}), "weights.actorder with float-quantized"),
+        (compressed(GROUPS, TENSOR | {"num_bits": 4}), "with static scales 4; this build reads 8"),
+        (
+            compressed(GROUPS, FLOAT4 | {"type": "int"}),
+            r"input_activations with tensor_group \('int', 4\)",
+        ),
+        (
+            compressed(FLOAT8, config_groups={"a": {"targets": ["Linear"], "weights": None}}),
+            "no weights for the target 'Linear'",
+        ),
+        (FP8 | {"scale_fmt": "e5"}, "scale_fmt 'e5'"),
+        (FP8 | {"expert_dtype": "fp4"}, "expert_dtype 'fp4'"),
+        (FP8 | {"kv_cache_scheme": "often"}, "kv_cache_scheme 'often'"),
+        (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'.*NVFP4_AWQ"),
+        (MODELOPT | {"quant_algo": None}, "quant_algo"),
         (torchao("Float8StaticActivationFloat8WeightConfig"), "quant_type 'Float8Static"),
         (torchao(BY_FLOAT8, activation_value_lb=0.1), "activation_value_lb 0.1"),
         (torchao("Int8WeightOnlyConfig", granularity=PER_TENSOR), "rows of granularity None"),

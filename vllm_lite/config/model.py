@@ -226,9 +226,9 @@ class LoadConfig:
     )
     safetensors_load_strategy: Literal["lazy", "eager", "prefetch", "torchao"] | None = option(
         "lazy",
-        "Map weight files into memory (lazy), read them whole (eager), or map them while threads "
-        "read them ahead (prefetch); torchao: as lazy. None: prefetch files of a network file "
-        "system that fit into memory, map others.",
+        "Map weight files into memory, and have them read ahead: if they fit there (lazy), in any "
+        "case (eager), or by many threads (prefetch); torchao: as lazy. None: prefetch files of a "
+        "network file system that fit into memory, as lazy with others.",
     )
     safetensors_prefetch_num_threads: int = option(8, "Threads that prefetch weight files.", ge=1)
     safetensors_prefetch_block_size: int = option(

@@ -36,8 +36,9 @@ class QuantizedStack:
 
     @property
     def num_inputs(self) -> int:
-        """Inputs of an expert."""
-        return self.parts[0].num_inputs
+        """Inputs of an expert's row."""
+        part = self.parts[0]
+        return part.row_size if isinstance(part, GroupedWeight) else part.num_inputs
 
 
 def stack_weights(

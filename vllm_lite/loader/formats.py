@@ -20,7 +20,7 @@ from vllm_lite.loader.pickled import open_cached, open_pickled
 from vllm_lite.loader.prefetch import fit, is_worth_it, prefetch
 from vllm_lite.loader.safetensors import SafetensorsFile
 from vllm_lite.loader.sharded_state import shard_files
-from vllm_lite.loader.stored import FLOATS, StoredTensor, TensorFile, Wanted, stored_tensor
+from vllm_lite.loader.stored import StoredTensor, TensorFile, Wanted, stored_tensor
 from vllm_lite.loader.streamed import open_fast, open_streamed, open_tensorized
 from vllm_lite.loader.tensors import listed
 from vllm_lite.platform import free_memory
@@ -93,14 +93,6 @@ _FORMATS = {
     "fastsafetensors": _safetensors(open_fast),
     "tensorizer": _Format("model.tensors", ("*.tensors",), open_tensorized),
 }
-# Suffixes of the tensors that make a layer's matrix, and of those that may be plain.
-_MATRICES = (
-    *("weight", "qweight", "B", "B_24", "W_q", "_weight_qdata", "weight_packed"),
-    *("codes", "compressed"),
-)
-_PLAIN = ("weight", "compressed")
-# Of what lies beside a matrix that is not plain, whatever type holds it.
-_SCALES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
 # Formats of a rank's own files, and what opens those.
 SHARDED = {"sharded_state": "safetensors", "runai_streamer_sharded": "runai_streamer"}
 # What auto looks for.
@@ -155,29 +147,8 @@ def open_heads(directory: Path, layers: Iterable[str], load: LoadConfig) -> Iter
                 yield replace(tensor, name=f"{layer}.{name}")
 
 
-def plain_layers(directory: Path, load: LoadConfig) -> dict[str, bool]:
-    """Whether a layer's weights are floating-point numbers, by the names of all layers.
-
-    Those with scales beside them are not, whatever type holds them.
-    """
-    opened = _opened(directory, load)
-    names = {name for file in opened for name in file.names()}
-    found = {}
-    for file in opened:
-        for name in file.names():
-            layer, _, suffix = name.rpartition(".")
-            if suffix in _MATRICES:
-                is_float = suffix in _PLAIN and file.entry(name)[0] in FLOATS
-                found[layer] = is_float and names.isdisjoint(f"{layer}.{s}" for s in _SCALES)
-    return found
-
-
-def tensor_names(directory: Path, load: LoadConfig) -> list[str]:
-    """The names of all tensors in `directory`."""
-    return [name for file in _opened(directory, load) for name in file.names()]
-
-
-def _opened(directory: Path, load: LoadConfig) -> list[TensorFile]:
+def open_files(directory: Path, load: LoadConfig) -> list[TensorFile]:
+    """All files of the checkpoint in `directory`."""
     if load.load_format in SHARDED:
         return open_shards(directory, load)
     chosen, files = _files_of(directory, load, lambda name: torch.float32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.loader.formats import tensor_names
+from vllm_lite.loader.contents import tensor_names
 from vllm_lite.loader.weight_rules import WeightRules
 from vllm_lite.models.draft_head import OPTIONAL, STORED
 from vllm_lite.models.registry import marks_of

@@ -32,8 +32,9 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights, return_unused_he
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
+from vllm_lite.loader.contents import has_cache_scales, plain_layers
 from vllm_lite.loader.dummy import make_dummies
-from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors, plain_layers
+from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
 from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
@@ -141,7 +142,7 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
         marks=marks_of(facts),
     )
-    stored = _plain_layers(config, scheme)
+    stored = plain_layers(config, scheme)
     if config.load.load_format in SHARDED:  # whose names are the model's own
         stored = {rules.source_of(layer): is_plain for layer, is_plain in stored.items()}
     held = {
@@ -162,21 +163,11 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         methods=lambda path: methods.of(
             path, [rules.source_of(layer) for layer in parts_of_layer(path)]
         ),
-        cache_has_scales=scheme is not None
-        and scheme.has_cache_scales
-        and config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3"),
+        cache_has_scales=config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3")
+        and has_cache_scales(config, scheme, rules),
     )
     with torch.device(device):
         return model_class(facts, options), rules
-
-
-def _plain_layers(config: VllmConfig, scheme: Scheme | None) -> dict[str, bool]:
-    """Whether the checkpoint's layers are not quantised; {} where all are, or none is."""
-    if config.load.load_format == "dummy" or scheme is None:
-        return {}
-    if isinstance(scheme.others, Ternary) and scheme.others.is_rounded:
-        return {}
-    return plain_layers(Path(config.facts.path), config.load)
 
 
 @contextmanager
@@ -231,7 +222,7 @@ def _fills(
 
     scheme = read_scheme(facts.path, facts.hf_config)
     form = None if scheme is None else scheme.others
-    plain = _plain_layers(config, scheme) if isinstance(form, Ternary) else {}
+    plain = plain_layers(config, scheme) if isinstance(form, Ternary) else {}
 
     def wanted(name: str) -> torch.dtype | None:
         name = name_of_whole(name)

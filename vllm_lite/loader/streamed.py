@@ -78,6 +78,8 @@ def open_tensorized(path: Path, load: LoadConfig) -> HeldTensors:
     """The file at `path` that tensorizer wrote, on the CPU; raises CheckpointError."""
     package = _package("tensorizer", load)
     extra = load.model_loader_extra_config
+    # An address is no path.
+    source = extra.get("tensorizer_uri", str(path))
     options: dict[str, Any] = {"verify_hash": extra.get("verify_hash", True)}
     if "num_readers" in extra:
         options["num_readers"] = extra["num_readers"]
@@ -90,12 +92,12 @@ def open_tensorized(path: Path, load: LoadConfig) -> HeldTensors:
             ) from None
         options["encryption"] = package.DecryptionParams.from_key(key)
     try:
-        with package.TensorDeserializer(path, device="cpu", lazy_load=True, **options) as read:
+        with package.TensorDeserializer(source, device="cpu", lazy_load=True, **options) as read:
             return HeldTensors(path, {name: tensor.data for name, tensor in read.items()})
     except Exception as error:  # the package's own types, and struct's
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{path} cannot be read by tensorizer ({reason}); write it again"
+            f"{source} cannot be read by tensorizer ({reason}); write it again"
         ) from None
 
 

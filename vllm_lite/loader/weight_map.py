@@ -43,7 +43,7 @@ _UNUSED = (
 # Tensors of quantised layers beside which others are room for a kernel, or settings once more.
 _WITH_NOTES = ("B", "B_24", "W_q", "SCB")
 # Of a layer with scales: what its settings imply, or do not use.
-_BESIDE_SCALES = ("weight_shape", "input_scale", "output_scale")
+_BESIDE_SCALES = ("weight_shape", "input_scale", "input_global_scale", "output_scale")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 

@@ -284,6 +284,8 @@ _TEXT_MARKS = {
 _ROOTS = {name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")}
 # Where tools write the scales of cached keys and values.
 _CACHE_SCALE = re.compile(r"\.self_attn\.(?:attn\.([kv])_scale|([kv])_proj\.([kv]|output)_scale)$")
+# One for keys and values, in older files.
+_BOTH_CACHE_SCALES = ".self_attn.kv_scale"
 # The view of a tensor that is taken unchanged.
 WHOLE = Part("")
 
@@ -346,6 +348,8 @@ class WeightRules:
     def parts_of(self, name: str) -> list[tuple[str, Part]]:
         """The model's tensors that the tensor `name` fills, each with its view."""
         layer, _, suffix = name.rpartition(".")
+        if name.endswith(_BOTH_CACHE_SCALES):
+            return [(f"{layer}.{part}_scale", WHOLE) for part in "kv"]
         pattern, numbers = _pattern(layer)
         rule = self._rules.get(layer, self._rules.get(pattern))
         if rule is None:

@@ -20,6 +20,7 @@ from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.quantization.gguf import SideBySide
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import LinearKernel
+from vllm_lite.quantization.padded_experts import UnpackedKernel, widened
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import PackedKernel, TorchKernel
@@ -50,6 +51,18 @@ class ExpertsKernel:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class WidenedKernel(ExpertsKernel):
+    """The same of layers with more inputs, which are zeros, and with more outputs, unused."""
+
+    def __call__(
+        self, x: Tensor, ids: Tensor, weights: Tensor, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        size = x.shape[1]
+        wide = torch.nn.functional.pad(x, (0, self.gate_up.num_inputs - size))
+        return ExpertsKernel.__call__(self, wide, ids, weights, out_dtype)[:, :size].contiguous()
+
+
 def check_experts() -> None:
     """Raise UsageError if a mixture of experts cannot be computed deterministically."""
     if is_deterministic() and not is_compiled():
@@ -63,11 +76,16 @@ def experts_kernel(
     gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel], form: ExpertForm
 ) -> ExpertsKernel:
     """Pack each expert's two kernels; raises CheckpointError if their storage has no kernel."""
+    made = ExpertsKernel
+    first = [kernel for kernel in gate_up if isinstance(kernel, UnpackedKernel)]
+    second = [kernel for kernel in down if isinstance(kernel, UnpackedKernel)]
+    if len(first) == len(gate_up) and len(second) == len(down):
+        made, (gate_up, down) = WidenedKernel, widened(first, second)
     stored = tuple(w for kernel in (*gate_up, *down) for w in getattr(kernel, "stored", ()))
     packed = [_pack(kernels) for kernels in (gate_up, down)]
     if len({getattr(stack, "storage", None) for stack in packed}) > 1:
         raise _unpackable()
-    return ExpertsKernel(packed[0], packed[1], form, ops(), stored)
+    return made(packed[0], packed[1], form, ops(), stored)
 
 
 def _pack(kernels: Sequence[LinearKernel]) -> Any:

@@ -24,21 +24,28 @@ from vllm_lite.config.quantized.schemes import (
     StoredCodes,
     Ternary,
     describe,
+    group_size_of,
 )
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
+from vllm_lite.kernels.grouped_weight import GROUP_MULTIPLE, LEAST_GROUP
+from vllm_lite.log import init_logger
 from vllm_lite.quantization.codebooks import CodebookMethod
 from vllm_lite.quantization.gguf import GGUFLinearMethod
 from vllm_lite.quantization.grouped import GroupedLinearMethod
+from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.flat_blocks import FlatBlocksLayout
 from vllm_lite.quantization.layouts.integers import IntegerLayout
 from vllm_lite.quantization.method import LinearMethod
 from vllm_lite.quantization.named import NamedMethod
 from vllm_lite.quantization.online import OnlineLinearMethod
+from vllm_lite.quantization.padded_experts import UnpackedMethod
 from vllm_lite.quantization.rounded import RoundedLinearMethod
 from vllm_lite.quantization.scaled import SCALED_NUMBERS, ScaledLinearMethod
 from vllm_lite.quantization.stored_codes import StoredCodesMethod
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
+
+logger = init_logger(__name__)
 
 
 class LinearMethods:
@@ -62,6 +69,7 @@ class LinearMethods:
         self._in_flight = in_flight
         # One object for each form, and for each name: it is shared by its layers.
         self._by_form = cache(partial(get_linear_method, quantization, dtype))
+        self._of_experts = cache(partial(get_experts_method, quantization, dtype))
         self._by_name = cache(partial(get_linear_method, dtype=dtype))
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
@@ -84,11 +92,7 @@ class LinearMethods:
         form = forms[layers[0]]
         if form is None:
             return self._plain
-        if isinstance(form, StoredCodes) and ".experts." in path:
-            # Whatever their scales are, experts have to be multiplied alike: never by GGUF's types.
-            method = self._by_form(replace(form, rounding=None)).for_vocabulary()
-        else:
-            method = self._by_form(form)
+        method = self._of_experts(form) if ".experts." in path else self._by_form(form)
         return NamedMethod(method, tuple(layers))
 
 
@@ -124,6 +128,10 @@ def get_linear_method(
     A quantised checkpoint stays quantised, unless `quantization` is "dequantize".
     """
     keeps = quantization != "dequantize"
+    size = None if form is None else group_size_of(form)
+    if keeps and size is not None and size < LEAST_GROUP:
+        warn_of_small_groups(size, dtype)
+        keeps = False
     if quantization is not None and keeps and is_deterministic() and not is_compiled():
         raise UsageError(
             "--deterministic (VLLM_BATCH_INVARIANT) cannot be kept on a GPU by --quantization "
@@ -153,4 +161,32 @@ def get_linear_method(
     raise UsageError(
         f"--quantization {quantization} is not supported; use int8, int4 or fp8, or a checkpoint "
         "that is quantised"
+    )
+
+
+def get_experts_method(quantization: str | None, dtype: torch.dtype, form: Form) -> LinearMethod:
+    """The same for a layer of experts, which have to be multiplied alike, whatever they hold."""
+    if isinstance(form, StoredCodes):
+        # They have no seam for factors of inputs: such tensors have no place.
+        form = replace(form, rounding=None, input_factor="")
+    size = group_size_of(form)
+    is_padded = size is not None and size >= LEAST_GROUP and size % GROUP_MULTIPLE > 0
+    if is_padded and quantization != "dequantize":
+        if isinstance(form, StoredCodes):
+            return UnpackedMethod(CodesLayout(form), dtype)
+        if isinstance(form, PackedIntegers):
+            return UnpackedMethod(IntegerLayout(form), dtype)
+    method = get_linear_method(quantization, dtype, form)
+    # Scales decide what fits GGUF's types, and experts have unlike ones.
+    return method.for_vocabulary() if isinstance(form, StoredCodes) else method
+
+
+@cache
+def warn_of_small_groups(size: int, dtype: torch.dtype) -> None:
+    """Say once in a process what a checkpoint with such groups takes."""
+    logger.warning(
+        "groups of %d inputs, which products take padded to 16, would need as much memory as "
+        "bfloat16 or more: their weights are dequantised to %s as they are loaded",
+        size,
+        str(dtype).removeprefix("torch."),
     )

@@ -47,6 +47,8 @@ class RoundedLinearMethod(UnquantizedLinearMethod):
     ) -> LinearKernel:
         stored = weights["weight"]
         weight, rounding = stored.on_device(stored.data), self._form.rounding
-        rounded = None if rounding is None else activation_rounding(rounding, weight.device)
+        rounded = None
+        if rounding is not None:
+            rounded = activation_rounding(rounding, weight.device, weight.shape[1])
         tensors = encode(weight, self._form)
         return grouped_kernel(self._layout.read(tensors), bias, out_dtype, rounded)

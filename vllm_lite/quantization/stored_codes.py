@@ -74,10 +74,15 @@ class StoredCodesMethod(UnquantizedLinearMethod):
     ) -> LinearKernel:
         kernel = self._kernel(weights, bias, out_dtype)
         rounding = self._form.rounding
-        largest = 0.0 if rounding is None or not self._keeps_codes else rounding.largest
-        if not largest:
+        if not self._keeps_codes:
             return kernel
         stored = getattr(kernel, "stored", ())
+        factors = _factors(self._form, weights)
+        if factors is not None:
+            return StoringKernel(lambda x: kernel((x * factors).to(x.dtype)), stored)
+        largest = 0.0 if rounding is None else rounding.largest
+        if not largest:
+            return kernel
         return StoringKernel(lambda x: kernel(x.clamp(-largest, largest)), stored)
 
     def _kernel(
@@ -96,10 +101,14 @@ class StoredCodesMethod(UnquantizedLinearMethod):
             return ScaledKernel(codes, scales, bias, out_dtype, self._ops, input_scale, group)
         weight = read_weight(self._layout, weights)
         if not self._keeps_codes:
-            return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
+            values, factors = expand(weight), _factors(form, weights)
+            values = values if factors is None else values * factors
+            return plain_kernel(values.to(self._dtype), bias, out_dtype)
         rounding = None
         if form.rounding is not None:
-            rounding = activation_rounding(form.rounding, codes.device, input_scale, input_zero)
+            rounding = activation_rounding(
+                *(form.rounding, codes.device, weight.num_inputs, input_scale, input_zero)
+            )
         is_exact = self._is_exact or is_fast_in_groups(self._dtype)
         return grouped_kernel(weight, bias, out_dtype, rounding, is_exact)
 
@@ -118,6 +127,14 @@ def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
     # The operation's groups are whole.
     is_whole = form.block == (SCALE_BLOCK, SCALE_BLOCK) and codes.shape[1] % SCALE_BLOCK == 0
     return is_whole and rounding.scope == "group" and rounding.group_size == SCALE_BLOCK
+
+
+def _factors(form: StoredCodes, weights: Mapping[str, StoredTensor]) -> Tensor | None:
+    """The numbers [N] float32 by which inputs are multiplied; None: none are."""
+    if not form.input_factor:
+        return None
+    stored = weights[form.input_factor]
+    return None if bool((stored.data == 1).all()) else stored.on_device(stored.data)
 
 
 def _input_scale(
@@ -143,6 +160,7 @@ def _input_scale(
 def activation_rounding(
     form: Rounding,
     device: torch.device,
+    num_inputs: int,
     input_scale: Tensor | None = None,
     input_zero: Tensor | None = None,
 ) -> ActivationRounding:
@@ -156,7 +174,11 @@ def activation_rounding(
             is_shifted=not form.is_symmetric,
             zero=input_zero,
         )
-    values = values_of(form.number)[: 2 ** (form.bits - 1)].to(device)
-    return ActivationRounding(
-        torch.float8_e4m3fn, form.group_size, input_scale, values, scales=form.scale
-    )
+    count = 2 ** (form.bits - 1)
+    if form.number == "int":
+        values = torch.arange(count, dtype=torch.float32, device=device)
+    else:
+        values = values_of(form.number)[:count].to(device)
+    # Kernels have values for groups alone: a token is one.
+    size = form.group_size or num_inputs
+    return ActivationRounding(torch.float8_e4m3fn, size, input_scale, values, scales=form.scale)

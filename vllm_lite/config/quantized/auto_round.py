@@ -42,7 +42,9 @@ def _form_of(settings: Settings) -> Form | None:
     if isinstance(values.get("bits"), int) and values["bits"] >= 16:
         return None
     settings.one_of("data_type", values.get("data_type", "int"), ("int",))
-    packing = values.get("packing_format") or "auto_round:auto_gptq"
+    # Earlier releases named a kernel alone.
+    usual = "auto_awq" if "awq" in str(values.get("backend")) else "auto_gptq"
+    packing = values.get("packing_format") or usual
     if _PACKINGS[settings.one_of("packing_format", packing, tuple(_PACKINGS))] == "awq":
         # Its zero points are there whether or not they are all the middle.
         return awq.form_of(settings)

@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from vllm_lite.config.quantized.schemes import (
-    LEAST_GROUP,
     Form,
     PackedIntegers,
     Rounding,
@@ -30,6 +29,7 @@ _FORMATS = {
 _SPARSITIES = ("dense", "sparse-24-bitmask", "sparse-bitmask")
 # Names of layers have none of a class's capitals.
 _CLASS = re.compile(r"[A-Z]\w*")
+_ATTENTION = re.compile(r"(?:Attention|attn)\$?\Z")
 _FLOATS: dict[int, Any] = {8: "float8_e4m3fn", 6: "float6_e2m3", 4: "float4_e2m1"}
 
 
@@ -41,13 +41,17 @@ def read(path: str, values: Json) -> Scheme:
     sparsity = (values.get("sparsity_config") or {}).get("format", "dense")
     settings.one_of("sparsity_config.format", sparsity, _SPARSITIES)
     groups = list((values.get("config_groups") or {}).values())
-    if not groups and sparsity == "dense":
+    if not groups and sparsity == "dense" and not values.get("kv_cache_scheme"):
         raise settings.refusal("no config_groups", "one or more")
+    caches = has_cache_scales(settings)
     others: Form | None = None
     embeddings: Form | None = None
     named: dict[str, Form | None] = {}
     ignored, patterns = [], []
     for group in groups:
+        if group.get("weights") is None:
+            caches = _rounds_cache(settings, group) or caches
+            continue
         form = _form(settings, group)
         for target in group.get("targets") or ():
             if target == "Linear":
@@ -66,7 +70,6 @@ def read(path: str, values: Json) -> Scheme:
             ignored.append((settings.pattern(name[3:]), None))
         else:
             named[str(name)] = None
-    caches = has_cache_scales(settings)
     return Scheme(
         others,
         named,
@@ -90,6 +93,16 @@ def has_cache_scales(settings: Settings) -> bool:
     return not dynamic
 
 
+def _rounds_cache(settings: Settings, group: Json) -> bool:
+    """Whether a group without weights, which is of attention, has scales for keys and values."""
+    for target in group.get("targets") or ():
+        if not _ATTENTION.search(str(target)):
+            raise settings.refusal(
+                f"no weights for the target {target!r}", "such of attention alone"
+            )
+    return has_cache_scales(settings.changed({"kv_cache_scheme": group.get("input_activations")}))
+
+
 def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
     weights = group.get("weights") or {}
     kind = settings.one_of("weights.type", weights.get("type", "int"), ("int", "float"))
@@ -100,6 +113,9 @@ def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
     settings.one_of("format", stored, tuple(_FORMATS))
     kinds, packing = _FORMATS[stored]
     settings.one_of("weights.type", kind, kinds)
+    is_ordered = _is_ordered(settings, weights)
+    if is_ordered and (kind == "float" or stored == "marlin-24"):
+        raise settings.refusal(f"weights.actorder with {stored}", "it for packed integers alone")
     if stored == "marlin-24":
         width = settings.one_of("weights.num_bits", bits, (4, 8))
         size = _block(settings, weights)[1]
@@ -123,9 +139,22 @@ def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
         weight="weight" if packing == "bytes" else "weight_packed",
         block=block,
         zero_point="" if is_symmetric else "weight_zero_point",
-        order="weight_g_idx" if weights.get("actorder") == "group" else "",
+        order="weight_g_idx" if is_ordered else "",
         **common,
     )
+
+
+def _is_ordered(settings: Settings, weights: Json) -> bool:
+    """Whether inputs are of groups that the checkpoint names.
+
+    Orders of weights, called static too, ended with the tool's work.
+    """
+    order = weights.get("actorder")
+    if isinstance(order, bool):
+        return order
+    order = order.lower() if isinstance(order, str) else order
+    settings.one_of("weights.actorder", order, (None, "group", "dynamic", "weight", "static"))
+    return order in ("group", "dynamic")
 
 
 def _small_floats(settings: Settings, weights: Json, stored: str, common: Json) -> StoredCodes:
@@ -169,9 +198,9 @@ def _block(
         return 1, None
     if strategy == "group":
         size = weights.get("group_size")
-        least, step = (LEAST_GROUP, 1) if is_any else (16, 16)
-        if not isinstance(size, int) or size < least or size % step:
-            known = f"{least} and more" if is_any else "a multiple of 16"
+        step = 1 if is_any else 16
+        if type(size) is not int or size < 1 or size % step:
+            known = "1 and more" if is_any else "a multiple of 16"
             raise settings.refusal(f"weights.group_size {size!r}", known)
         return 1, size
     sides = weights.get("block_structure")
@@ -193,12 +222,15 @@ def _inputs(settings: Settings, group: Json) -> Json:
     scope = settings.one_of("input_activations.strategy", inputs.get("strategy"), kinds)
     number: Any = "int" if kind == "int" else _FLOATS[bits]
     if scope == "tensor_group":
+        settings.one_of("input_activations with tensor_group", (kind, bits), (("float", 4),))
         size = settings.one_of("input_activations.group_size", inputs.get("group_size"), (16,))
         nested = Rounding(number, bits, "group", size, True, "float8_e4m3fn")
         return {"rounding": nested, "input_scale": "input_global_scale"}
     is_static = not inputs.get("dynamic")
     if is_static and scope != "tensor":
         raise settings.refusal(f"static scales of each {scope}", "static scales of a tensor")
+    if is_static:
+        settings.one_of("input_activations.num_bits with static scales", bits, (8,))
     evens = (True, False) if kind == "int" and bits == 8 else (True,)
     is_symmetric = settings.one_of(
         "input_activations.symmetric", inputs.get("symmetric", True), evens

@@ -26,13 +26,18 @@ def read(path: str, values: Json) -> Scheme:
     schemes = ("dynamic",) if block else ("dynamic", "static")
     given = settings.one_of("activation_scheme", values.get("activation_scheme"), schemes)
     left = values.get("ignored_layers") or values.get("modules_to_not_convert")
+    settings.one_of("expert_dtype", values.get("expert_dtype"), (None, "fp8"))
+    # Of inputs: scales are floats here, whose codes are as near as those of powers of two.
+    settings.one_of("scale_fmt", values.get("scale_fmt"), (None, "ue8m0"))
+    cache = settings.one_of("kv_cache_scheme", values.get("kv_cache_scheme"), (None, "static"))
+    caches = None if cache is None else True
     if block:
-        return Scheme(blocks(settings, block), patterns=plain(left))
+        return Scheme(blocks(settings, block), {}, plain(left), caches)
     if given == "static":
         form = StoredCodes("float8_e4m3fn", 8, rounding=TENSOR, input_scale="input_scale")
     else:
         form = StoredCodes("float8_e4m3fn", 8, rounding=TOKENS)
-    return Scheme(form, patterns=plain(left))
+    return Scheme(form, {}, plain(left), caches)
 
 
 def blocks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.quantized.fp8 import MXFP8, TENSOR, TOKENS, blocks
@@ -37,6 +38,8 @@ def read(path: str, values: Json) -> Scheme:
     patterns = tuple((wildcard(str(name)), None) for name in kept)
     cache = values.get("kv_cache_quant_algo") or values.get("kv_cache_scheme")
     algorithm = str(values.get("quant_algo", "")).upper()
+    if cache and values.get("quant_algo") is None:
+        return Scheme(None, patterns=patterns, has_cache_scales=_is_fp8(settings, cache))
     if algorithm != "MIXED_PRECISION":
         form = _form(settings, algorithm, values.get("group_size"))
         return Scheme(form, patterns=patterns, has_cache_scales=_is_fp8(settings, cache))
@@ -64,15 +67,26 @@ def _form(settings: Settings, algorithm: str, group_size: Any) -> StoredCodes:
         "FP8_PB_WO": blocks(settings, _BLOCK, "weight_scale", "spread"),
         "FP8_BLOCK_SCALES": blocks(settings, _BLOCK, "weight_scale", "spread"),
         "NVFP4": NVFP4,
+        "NVFP4_AWQ": replace(NVFP4, input_factor="pre_quant_scale"),
         "W4A16_NVFP4": StoredCodes("float4_e2m1", 4, **_NVFP4),
         "MXFP8": MXFP8,
     }
-    settings.one_of("quant_algo", algorithm, (*forms, "MIXED_PRECISION"))
+    if algorithm == "W4A16_AWQ":
+        return _awq(settings.changed({"group_size": group_size}))
+    settings.one_of("quant_algo", algorithm, (*forms, "W4A16_AWQ", "MIXED_PRECISION"))
     if "NVFP4" in algorithm:
         settings.one_of("group_size", group_size, (16, None))
     if algorithm not in forms:
         raise settings.refusal("MIXED_PRECISION within a layer", ", ".join(forms))
     return forms[algorithm]
+
+
+def _awq(settings: Settings) -> StoredCodes:
+    """Integers of four bits in groups."""
+    has_zeros = settings.values.get("has_zero_point", False)
+    settings.one_of("has_zero_point", has_zeros, (False,))
+    block = (1, settings.group_size())
+    return StoredCodes("int", 4, packing="outputs", block=block, input_factor="pre_quant_scale")
 
 
 def _is_fp8(settings: Settings, cache: Any) -> bool:

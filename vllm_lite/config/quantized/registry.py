@@ -61,13 +61,17 @@ OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "awq_marlin": ("awq", "auto-round"),
     "auto_awq": ("awq",),
-    **dict.fromkeys(("auto_gptq", "gptq_bitblas", "bitblas"), ("gptq",)),
+    **dict.fromkeys(("auto_gptq", "bitblas"), ("gptq",)),
+    "gptq": ("bitblas",),
+    "gptq_bitblas": ("gptq", "bitblas"),
     **dict.fromkeys(("marlin", "gptq_marlin_24"), ("gptq", "marlin")),
     "gptq_marlin": ("gptq", "marlin", "auto-round"),
     "moe_wna16": ("awq", "gptq"),
     **dict.fromkeys(("inc", "intel/auto-round"), ("auto-round", "awq", "gptq")),
     "ipex": ("awq", "gptq", "auto-round"),
 }
+# Files that hold the settings where config.json does not.
+_BESIDE: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 # Names of methods in memory.
 READABLE: Final = tuple(
     dict.fromkeys([*(name for name in READERS if name not in EXPANDED), *OTHER_NAMES])
@@ -85,10 +89,20 @@ HARDWARE: Final = {
 def with_quantization(hf_config: Json, directory: Path) -> Json:
     """`hf_config` with the settings that a checkpoint has under another name or in another file."""
     found = hf_config.get("quantization_config") or hf_config.get("compression_config")
-    beside = directory / "hf_quant_config.json"
-    if not found and beside.is_file():
-        found = {"quant_method": "modelopt", **read_json(beside)}
+    for name in _BESIDE:
+        if not found and (directory / name).is_file():
+            found = read_json(directory / name)
+            found = {"quant_method": _usual_method(name, found), **found}
+    if isinstance(found, dict) and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        found = {"quant_method": "bitsandbytes", **found}
     return {**hf_config, "quantization_config": found} if found else hf_config
+
+
+def _usual_method(file: str, settings: Json) -> str:
+    """The method of settings in a file of their own, which may not say it."""
+    if file == "hf_quant_config.json":
+        return "modelopt"
+    return "gptq" if settings.keys().isdisjoint(("w_bit", "zero_point")) else "awq"
 
 
 def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:

@@ -71,8 +71,8 @@ class StoredCodes:
     number: Number
     bits: int
     # One to a byte; bytes of two or 32-bit words, the first in the lowest or highest bits; four
-    # of six bits in three bytes.
-    packing: Literal["bytes", "pairs", "swapped pairs", "words", "fours"] = "bytes"
+    # of six bits in three bytes; bytes of two outputs' signed numbers.
+    packing: Literal["bytes", "pairs", "swapped pairs", "words", "fours", "outputs"] = "bytes"
     weight: str = "weight"
     scale: str = "weight_scale"
     # Outputs and inputs that share a scale; None is all.
@@ -91,6 +91,8 @@ class StoredCodes:
     rounding: Rounding | None = None
     input_scale: str = ""
     input_zero_point: str = ""
+    # A number for each input, by which it is multiplied first; layers may lack it.
+    input_factor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +144,16 @@ def describe(form: Any) -> str:
     return ", ".join(shown)
 
 
-# Smaller groups would take more memory than they save.
-LEAST_GROUP = 8
 STORAGES: Final = ("uint8", "float16", "bfloat16", "float32")
 # bitsandbytes' default, and QLoRA's.
 NF4 = StoredCodes("nf4", 4, block=(1, 64))
+
+
+def group_size_of(form: Form) -> int | None:
+    """How many inputs share a scale; None: all of them, or a form's own number."""
+    if isinstance(form, PackedIntegers):
+        return form.group_size
+    return form.block[1] if isinstance(form, StoredCodes) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,8 @@ class Scheme:
     named: Mapping[str, Form | None] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern[str], Form | None], ...] = ()
     # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
-    has_cache_scales: bool = False
+    # None: where the checkpoint's tensors have them.
+    has_cache_scales: bool | None = False
     # Of embeddings, where they are stored unlike the others.
     embeddings: Form | None = None
     # Matrices are stored without their zeros.
@@ -214,14 +222,8 @@ class Settings:
         size = self.values.get(name)
         if size == -1:
             return None
-        least, known = 16, "-1, 16 or a multiple of 32"
-        if is_any:
-            least, known = LEAST_GROUP, f"-1, or {LEAST_GROUP} and more"
-        if (
-            not isinstance(size, int)
-            or size < least
-            or not (is_any or size == 16 or size % 32 == 0)
-        ):
+        known = "-1, or 1 and more" if is_any else "-1, 16 or a multiple of 32"
+        if type(size) is not int or size < 1 or not (is_any or size == 16 or size % 32 == 0):
             raise self.refusal(f"{name} {size!r}", known)
         return size
 

@@ -24,6 +24,14 @@ _INTEGERS = StoredCodes(
     "int", 8, zero_point="_weight_zero_point", may_lack_zeros=True, block=(1, None), **_NAMES
 )
 _BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
+# What came before the classes.
+_FUNCTIONS = {
+    "int4_weight_only": "Int4WeightOnlyConfig",
+    "int8_weight_only": "Int8WeightOnlyConfig",
+    "int8_dynamic_activation_int8_weight": "Int8DynamicActivationInt8WeightConfig",
+    "float8_weight_only": "Float8WeightOnlyConfig",
+    "float8_dynamic_activation_float8_weight": "Float8DynamicActivationFloat8WeightConfig",
+}
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -33,6 +41,8 @@ def read(path: str, values: Json) -> Scheme:
     kind = found.get("default") if isinstance(found, dict) else found
     patterns: list[tuple[re.Pattern[str], Form | None]] = []
     patterns += left_plain(settings, "modules_to_not_convert")
+    if isinstance(kind, str) and kind in _FUNCTIONS:
+        kind = {"_type": _FUNCTIONS[kind], "_data": values.get("quant_type_kwargs")}
     if not isinstance(kind, dict) or kind.get("_type") not in _BY_NAME:
         return Scheme(_form_of(settings, kind), patterns=tuple(patterns))
     data = settings.table("_data", kind.get("_data"))
@@ -68,6 +78,7 @@ def _int8_by_int8(data: Settings) -> StoredCodes:
 def _int4(data: Settings) -> Form:
     packing = _word(data, "int4_packing_format", "plain")
     data.one_of("int4_packing_format", packing.lower(), ("plain",))
+    data = data.changed({"group_size": data.values.get("group_size", 128)})
     return PackedIntegers("torchao_int4", 4, data.group_size(), is_symmetric=True)
 
 

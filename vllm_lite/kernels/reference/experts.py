@@ -160,7 +160,10 @@ def _values(weight: ExpertWeight | tuple[ExpertWeight, ...]) -> Tensor:
         return torch.cat([_values(part) for part in weight])
     if isinstance(weight, PackedLinear):
         return weight.data
-    return expand_books(weight) if isinstance(weight, CodebookWeight) else expand(weight)
+    if isinstance(weight, CodebookWeight):
+        return expand_books(weight)
+    values = expand(weight)
+    return torch.nn.functional.pad(values, (0, weight.row_size - values.shape[1]))
 
 
 def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrder:

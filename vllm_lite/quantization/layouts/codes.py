@@ -11,6 +11,7 @@ from torch import Tensor
 from vllm_lite.config.quantized.schemes import StoredCodes
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
+from vllm_lite.kernels.pieces import rows_at_once
 from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.method import StoredTensor, Unpacking
 
@@ -26,8 +27,7 @@ _SCALES = {
 }
 # Scales of floats of eight bits beyond this are damage.
 _LARGEST = 1e15
-# Unpacked at a time.
-_CODES_AT_ONCE = 1 << 18
+_CACHED_CODES = 1 << 18
 
 
 class CodesLayout:
@@ -64,6 +64,10 @@ class CodesLayout:
         if form.order:
             order = torch.empty(input_size, dtype=torch.int32, device="cpu")
             weights[form.order] = StoredTensor.on_host(order, None, 0)
+        if form.input_factor:
+            factors = torch.ones(input_size, dtype=torch.float32, device="cpu")
+            stored = StoredTensor.on_host(factors, None, 0)
+            weights[form.input_factor] = replace(stored, is_optional=True)
         return weights
 
     def read(self, weights: Mapping[str, Tensor]) -> GroupedWeight:
@@ -122,6 +126,8 @@ class CodesLayout:
             data = torch.empty(output_size, input_size, dtype=_BYTES[form.number], device="cpu")
             return _stored(data, (1, 1), None)
         unpacked = torch.empty(output_size, input_size, dtype=torch.uint8, device="cpu")
+        if form.packing == "outputs":
+            return _stored(unpacked, (1, 1), _PAIRS_OF_OUTPUTS)
         return _stored(unpacked, (1, 1), _in_pieces(_PACKINGS[form.packing](form.bits)))
 
     def _zeros(self) -> Unpacking:
@@ -144,7 +150,7 @@ def _in_pieces(packed: Unpacking) -> Unpacking:
 
     def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
         codes = torch.empty(tuple(shape), dtype=torch.uint8)
-        count = max(1, _CODES_AT_ONCE // shape[1])
+        count = rows_at_once(shape[1], stored.device, _CACHED_CODES)
         for to, rows in zip(*(torch.split(each, count) for each in (codes, stored)), strict=True):
             to.copy_(packed.values(rows, to.shape))
         return codes
@@ -220,6 +226,14 @@ _PACKINGS: dict[str, Callable[[int], Unpacking]] = {
     "swapped pairs": _swapped_pairs,
     "fours": _fours,
 }
+
+
+# Two's complement: turned about the middle they are codes from zero.
+_PAIRS_OF_OUTPUTS = Unpacking(
+    torch.uint8,
+    lambda shape: (-(-shape[0] // 2), shape[1]),
+    lambda stored, _: torch.stack((stored & 15, stored >> 4), 1).flatten(0, 1) ^ 8,
+)
 
 
 def _halved(shape: Sequence[int]) -> tuple[int, ...]:

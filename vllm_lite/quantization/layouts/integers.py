@@ -39,7 +39,11 @@ class IntegerLayout:
         """Read the weight of filled tensors; ValueError if they contradict each other."""
         form = self._form
         held = {self._tensors[suffix].role: tensor for suffix, tensor in weights.items()}
-        codes, scales, middle = held["codes"], held["scales"], 2 ** (form.bits - 1)
+        scales, middle = held["scales"], 2 ** (form.bits - 1)
+        if "two_codes" in held:
+            codes, scales = _chosen(held["two_codes"], scales, form.bits)
+        else:
+            codes = held["codes"]
         if "pairs" in held:
             codes = spread(codes, held["pairs"], middle)
         if "channels" in held:
@@ -81,7 +85,7 @@ def _unfilled(packed: Packed, inputs: int, outputs: int, group_size: int | None)
     if packed.role == "order":
         shape: tuple[int, ...] = (inputs,)
         dtype, input_dim = torch.int32, 0
-    elif packed.role in ("codes", "pairs"):
+    elif packed.role in ("codes", "two_codes", "pairs"):
         shape = (outputs, inputs // per_item)
     elif packed.role == "channels" or group_size is None:
         shape, input_dim = (outputs, 1), None
@@ -121,6 +125,13 @@ def _split_zeros(zeros: Tensor, scales: Tensor) -> tuple[Tensor | None, Tensor |
     if torch.equal(whole.float(), zeros):
         return whole, None
     return None, zeros * scales
+
+
+def _chosen(codes: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The codes of the upper halves in rows whose scales have a last bit; scales without it."""
+    words = scales.view(torch.int32)
+    shifts = (words[:, :1] & 1).to(torch.uint8) << 2
+    return (codes >> shifts) & (2**bits - 1), (words & -2).view(torch.float32)
 
 
 def _by_group(codes: Tensor, groups: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:

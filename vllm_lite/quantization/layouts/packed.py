@@ -26,8 +26,18 @@ from vllm_lite.quantization.layouts.words import (
 )
 
 # Codes and places of codes are numbers of inputs; `order` is an input's group; `channels` are
-# factors of the scales; the others belong to groups. `zeros` may be floats.
-Role = Literal["codes", "pairs", "order", "channels", "zeros", "scales", "negated_minimums"]
+# factors of the scales; the others belong to groups. `zeros` may be floats. `two_codes` are what
+# two orders make of a tensor, in the halves of bytes; the last bit of a row's scales chooses one.
+Role = Literal[
+    "codes",
+    "two_codes",
+    "pairs",
+    "order",
+    "channels",
+    "zeros",
+    "scales",
+    "negated_minimums",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ def _words(count: int, bits: int) -> int:
 
 def _awq(form: PackedIntegers) -> dict[str, Packed]:
     def values(stored: Tensor, rows: int, columns: int) -> Tensor:
-        return awq_numbers(stored).T
+        return awq_numbers(stored)
 
     def shape(rows: int, columns: int) -> tuple[int, int]:
         return columns, _words(rows, 4)
@@ -137,9 +147,11 @@ def _gptq(form: PackedIntegers) -> dict[str, Packed]:
 
 
 def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
-    """BitBLAS's bytes for inputs of float16: rows of outputs, with codes as fast kernels take them.
+    """BitBLAS's bytes: rows of outputs, with codes in the order in which its kernels take them.
 
-    It writes no zero points where they are all the middle.
+    Scales have the type of a kernel's inputs: those of float16 go with pairs of codes, for which
+    it has fast kernels, those of bfloat16 with codes as they come. It writes no zero points where
+    they are all the middle.
     """
     bits = form.bits
 
@@ -147,18 +159,19 @@ def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
         return numbers(stored, bits).T
 
     def codes(stored: Tensor, rows: int, columns: int) -> Tensor:
-        return paired_numbers(stored, bits)
+        return numbers(stored, bits) | paired_numbers(stored, bits) << 4
 
     def scales(stored: Tensor, rows: int, columns: int) -> Tensor:
-        if stored.dtype is not torch.float16:
+        if stored.dtype not in (torch.float16, torch.bfloat16):
             raise CheckpointError(
-                f"scales of {stored.dtype}, with which BitBLAS orders codes otherwise, are not "
-                "read but those of float16; use a GPTQ checkpoint"
+                f"scales of {stored.dtype} are of no type for which BitBLAS packs; use a GPTQ "
+                "checkpoint"
             )
-        return stored
+        is_paired = int(stored.dtype is torch.float16)
+        return (stored.float().view(torch.int32) | is_paired).view(torch.float32)
 
     tensors = {
-        "qweight": Packed("codes", torch.int8, lambda m, n: (m, n * bits // 8), codes),
+        "qweight": Packed("two_codes", torch.int8, lambda m, n: (m, n * bits // 8), codes),
         "scales": Packed("scales", None, lambda m, g: (m, g), scales),
     }
     if not form.is_symmetric:
