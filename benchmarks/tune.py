@@ -2,12 +2,13 @@
 
     python benchmarks/tune.py int8 --rows 64 --outputs 4096 --inputs 4096           measures
     python benchmarks/tune.py int8 --rows 64 --outputs 4096 --inputs 4096 --write   and records it
-    python benchmarks/tune.py prefill --head-size 128 --rows 2048 --context 8192
+    python benchmarks/tune.py prefill --head-size 128 --rows 2048 --context 8192 --block-size 64
     python benchmarks/tune.py fp8 --rows 16 --target 90 --dry-run    compiles, without a GPU
 
 Candidates that ahead-of-time compilation finds to spill, or to need more shared memory than a
 program gets, are left out. The others are timed with a cold cache by their median. Without a GPU
 candidates are printed with what they take, and nothing is written: what fits may still be slow.
+Prompts' tiles are tried by descriptors too, from sm_90 on, where one fits a block of the cache.
 An entry holds for sizes up to its own: give the rows (or head size) that it shall stand for, and
 the outputs and inputs of the model that matters most.
 """
@@ -97,7 +98,7 @@ def experts_work(args: argparse.Namespace, device: str) -> Work:
 
 def attention_work(args: argparse.Namespace, device: str) -> Work:
     """Attention of `rows` requests by one query, or of one by `rows`, over a context."""
-    heads, kv_heads, block_size = 32, 8, 16
+    heads, kv_heads, block_size = 32, 8, args.block_size
     requests = args.rows if args.kind == "decode" else 1
     blocks = args.context // block_size
     shape = (requests * blocks, kv_heads, block_size, args.head_size)
@@ -113,8 +114,11 @@ def candidates(args: argparse.Namespace) -> Iterator[Tile]:
     """Tiles worth a look: 8 to 128 sums a thread, and no more rows than the work has."""
     if args.kind in ATTENTION:
         rows = (16,) if args.kind == "decode" else (32, 64, 128)
+        has_descriptors = args.kind == "prefill" and (args.target or 80) >= 90
         for tile in product(rows, (32, 64, 128), (4, 8), (2, 3, 4)):
             yield AttentionTile(*tile)
+            if has_descriptors and args.block_size % tile[1] == 0:
+                yield AttentionTile(*tile, reads_by_descriptor=True)
         return
     most_rows = max(16, triton.next_power_of_2(args.rows))
     inputs = (64,) if args.kind in GROUPED else (64, 128, 256)
@@ -179,6 +183,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=4096)
     parser.add_argument("--head-size", type=int, default=128)
     parser.add_argument("--context", type=int, default=4096, help="keys of a request")
+    parser.add_argument("--block-size", type=int, default=16, help="keys of a block of the cache")
     parser.add_argument("--target", type=int, choices=sorted(SHARED), help="default: the GPU's")
     parser.add_argument("--most", type=int, default=10**6, help="try no more candidates than this")
     parser.add_argument("--dry-run", action="store_true", help="compile only")
@@ -195,10 +200,11 @@ def main() -> None:
         raise SystemExit(f"up to {MOST_ROWS} rows are multiplied without tiles: give more")
     if is_dry and args.write:
         raise SystemExit("--write needs a GPU: only what was measured is written")
-    target = args.target or 80
+    args.target = args.target or 80
     if not is_dry:
         major, minor = torch.cuda.get_device_capability()
-        target = 10 * major + minor
+        args.target = 10 * major + minor
+    target = args.target
     shape_only = make_work(args, "meta")
     work = shape_only if is_dry else make_work(args, "cuda")
     best: tuple[float, Tile] | None = None

@@ -107,6 +107,7 @@ def check(case: Any, operations: Any, device: str) -> Result:
 
 def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]:
     """(backend, case, its operations) of everything that can run here, in small shapes or large."""
+    import attention_cases as attention
     import kernel_cases as cases
     from encoder_cases import encoder_cases
     from state_cases import state_cases
@@ -122,9 +123,13 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
     for dtype in types:
         for make in (
             cases.layer_cases(dtype, rows, size),
-            cases.attention_cases(dtype, longest),
-            cases.sink_cases(dtype),
-            cases.write_cases(dtype, dtype),
+            attention.attention_cases(dtype, longest),
+            attention.mixed_cases(dtype, longest),
+            attention.descriptor_cases(dtype, longest),
+            attention.sink_cases(dtype),
+            attention.scaled_cache_cases(dtype),
+            *(cases.write_cases(dtype, cached) for cached in (dtype, *attention.FLOAT8)),
+            cases.scaled_write_cases(dtype),
             cases.rotated_cases(dtype),
             cases.narrow_cases(dtype, rows, size),
             cases.weight_cases(dtype, rows),
@@ -135,7 +140,7 @@ def jobs(is_dry: bool, is_small: bool = False) -> Iterator[tuple[str, Any, Any]]
                 yield "triton", case, ops
                 if case.is_paged and paged is not None:
                     yield "cuda", case, paged
-        for case in cases.narrow_cache_cases(dtype):
+        for case in attention.narrow_cache_cases(dtype):
             yield "triton", case, ops
             if paged is not None:
                 yield "cuda", case, paged

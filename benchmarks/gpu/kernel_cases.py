@@ -17,13 +17,13 @@ from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq, make_grouped
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
+from vllm_lite.kernels.reference.cache import SCALE_BYTES
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
 from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 from vllm_lite.quantization.layouts.numbers import values_of
 
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # Two roundings to the type, and what a sum in float32 adds.
 ROUNDING = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 1.6e-2}
 
@@ -120,65 +120,6 @@ def layer_cases(dtype: torch.dtype, rows: int, size: int) -> Iterator[Case]:
         yield replace(case(f"normed_{name}", normed, rows_of_two, reference), tolerance=wide)
 
 
-def paged_arguments(
-    lens: Sequence[tuple[int, int]], heads: tuple[int, int], size: int, block_size: int
-) -> list[Tensor]:
-    """query, caches, block_table, query_start_loc and seq_lens in float32, blocks shuffled."""
-    counts = [-(-seq_len // block_size) for _, seq_len in lens]
-    table = torch.zeros(len(lens), max(counts) + 2, dtype=torch.int32)
-    for row, ids in zip(table, torch.randperm(sum(counts)).int().split(counts), strict=True):
-        row[: len(ids)] = ids
-    starts = torch.tensor([0] + [queries for queries, _ in lens]).cumsum(0).int()
-    caches = torch.randn(2, sum(counts), heads[1], block_size, size)
-    query = torch.randn(int(starts[-1]), heads[0], size)
-    seq_lens = torch.tensor([seq_len for _, seq_len in lens], dtype=torch.int32)
-    return [query, caches[0], caches[1], table, starts, seq_lens]
-
-
-def attention_cases(dtype: torch.dtype, longest: int) -> Iterator[Case]:
-    """Decoding, mixed steps, windows, soft caps and 8-bit caches."""
-    decode = [(1, 1), (1, 16), (1, 17), (1, longest), (1, longest // 3)]
-    mixed = [(5, 5), (1, longest // 2), (17, 40), (0, 0), (2, 2)]
-    shapes = [
-        (64, (9, 3), 16),
-        (80, (4, 4), 8),
-        (96, (32, 8), 32),
-        (128, (32, 8), 16),
-        (256, (8, 4), 128),
-    ]
-    for size, heads, block_size in shapes:
-        for window, cap in ((0, 0.0), (100, 0.0), (0, 2.0)):
-            for kind, lens in (("decode", decode), ("mixed", mixed)):
-                tensors = paged_arguments(lens, heads, size, block_size)
-                yield Case(
-                    f"paged_attention {kind} {dtype} D={size} window={window} cap={cap}",
-                    reference,
-                    lambda o, t, _, window=window, cap=cap, scale=size**-0.5: o.paged_attention(
-                        *t, scale, window, cap
-                    ),
-                    [t.to(dtype) if t.is_floating_point() else t for t in tensors],
-                    dtype,
-                    ROUNDING[dtype],
-                    is_paged=True,
-                )
-
-
-def narrow_cache_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """8-bit caches without scales of rows."""
-    for cached in FLOAT8:
-        for size in (64, 80, 96, 128, 256):
-            query, keys, values, *rest = paged_arguments([(1, 7), (1, 600)], (8, 2), size, 16)
-            yield Case(
-                f"paged_attention over {cached} {dtype} D={size}",
-                reference,
-                lambda o, t, _, scale=size**-0.5: o.paged_attention(*t, scale),
-                [query.to(dtype), keys.to(cached), values.to(cached), *rest],
-                dtype,
-                ROUNDING[dtype],
-                is_paged=True,
-            )
-
-
 def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
     """Keys and values into the cache, to the bit."""
 
@@ -196,6 +137,29 @@ def write_cases(dtype: torch.dtype, cached: torch.dtype) -> Iterator[Case]:
         write,
         [rows[0], rows[1], caches[0], caches[1], slots],
     )
+
+
+def scaled_write_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Keys and values into 8-bit caches, each row with a scale behind it."""
+
+    def write(o: Any, t: Sequence[Any], _: torch.dtype) -> list[Tensor]:
+        o.reshape_and_cache(*t)
+        scales = [cache[..., 96:].contiguous().view(torch.float32) for cache in t[2:4]]
+        return [*(places_of(cache[..., :96]) for cache in t[2:4]), *scales]
+
+    rows = torch.randn(2, 40, 3, 96).to(dtype)
+    for cached in (torch.int8, torch.float8_e4m3fn):
+        caches = torch.zeros(2, 30, 3, 8, 96 + SCALE_BYTES).to(cached)
+        yield Case(
+            f"reshape_and_cache {dtype} as scaled {cached}",
+            reference,
+            write,
+            [*rows, *caches, torch.randperm(240)[:40]],
+            tolerance=ROUNDING[torch.float32],
+            may_differ=0.01,  # a last bit decides between two codes
+            may_be_off=1,
+            is_rounded=True,
+        )
 
 
 def rotated_cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -224,19 +188,6 @@ def rotated_cases(dtype: torch.dtype) -> Iterator[Case]:
                 # Heads are rounded twice as they are normalised, before sums that may cancel.
                 (3 if own else 1) * ROUNDING[dtype],
             )
-
-
-def sink_cases(dtype: torch.dtype) -> Iterator[Case]:
-    """Attention with slopes and sinks."""
-    query, keys, values, *rest = paged_arguments([(1, 600), (7, 40)], (8, 2), 64, 16)
-    yield Case(
-        f"paged_attention slopes and sinks {dtype}",
-        reference,
-        lambda o, t, _: o.paged_attention(*t[:6], 0.125, alibi_slopes=t[6], sinks=t[7]),
-        [*(t.to(dtype) for t in (query, keys, values)), *rest, torch.rand(8) / 8, torch.randn(8)],
-        dtype,
-        ROUNDING[dtype],
-    )
 
 
 def logit_cases(rows: int, size: int) -> Iterator[Case]:

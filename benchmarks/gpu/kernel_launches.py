@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,6 +63,17 @@ def processors(count: int) -> Iterator[None]:
         yield
     finally:
         tuning.processor_count = real
+
+
+@contextmanager
+def attention_tiles(**changes: Any) -> Iterator[None]:
+    """Change fields of all of attention's tiles in the `with` block."""
+    real = tuning.attention_tile
+    tuning.attention_tile = lambda *work: replace(real(*work), **changes)
+    try:
+        yield
+    finally:
+        tuning.attention_tile = real
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -131,18 +143,27 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
     caches = [cache, scaled, tensor(*cache.shape, dtype=torch.float8_e4m3fn)]
     for stored in caches:
         ops.reshape_and_cache(key, key, stored, stored, index)
-    for count, num_requests in ((1, rows), (132, rows), (1, 2)):
+    # Tokens and requests: decode, whole and split; prompts beside single tokens, the same.
+    for count, num_tokens, num_requests in ((1, 8, 8), (132, 8, 8), (1, 64, 2), (132, 64, 2)):
+        query = tensor(num_tokens, heads, size)
         table = tensor(num_requests, blocks, dtype=torch.int32)
         starts = tensor(num_requests + 1, dtype=torch.int32)
         lens = tensor(num_requests, dtype=torch.int32)
         with processors(count):
-            for stored in caches:
+            # Few prompts are so few that they are split.
+            for stored in caches[:1] if (count, num_tokens) == (132, 64) else caches:
                 ops.paged_attention(query, stored, stored, table, starts, lens, 0.1)
             if size == 64:  # what few models ask for
                 per_head = tensor(heads, dtype=torch.float32)
                 both = {"alibi_slopes": per_head, "sinks": per_head}
                 where = (cache, cache, table, starts, lens)
                 ops.paged_attention(query, *where, 0.1, 128, 30.0, **both)
+    if tuning.target(x.device) >= 90:
+        cache = tensor(1000, kv_heads, 64, size)
+        where = (tensor(1, blocks, dtype=torch.int32), tensor(2, dtype=torch.int32))
+        with attention_tiles(reads_by_descriptor=True):
+            lens = tensor(1, dtype=torch.int32)
+            ops.paged_attention(query, cache, cache, *where, lens, 0.1)
 
 
 def launch_logits() -> None:

@@ -6,7 +6,8 @@
     python benchmarks/gpu/kernel_resources.py --check    fails if a kernel needs more than that
     python benchmarks/gpu/kernel_resources.py --check --share 8   and compiles an eighth of them
 
-Each launch is compiled for sm_80, sm_89 and sm_90. A byte of stack is a spilled register. A share
+Each launch is compiled for sm_80, sm_89 and sm_90. A byte of stack is a spilled register. Blocks
+and warps are those that a processor holds at once, by arithmetic. A share
 is a sample of pairs of a kernel and a target, the same ones every time. Each version of Triton has
 a record of its own; another version is checked for what a GPU has.
 """
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import triton
 from kernel_launches import Launch, caught_launches, launch_everything
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 VERSION = ".".join(triton.__version__.split(".")[:2])
 RECORD = Path(__file__).with_name(f"kernel_resources_{VERSION}.json")
@@ -37,6 +40,8 @@ TARGETS = (80, 89, 90)
 OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "maxnreg"}
 # Most shared memory that a program of each target gets.
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+# Registers of a processor, which has four parts.
+REGISTERS, PARTS = 64 * 1024, 4
 # The compiler gives up a register or two for one more block on a processor.
 HARMLESS_STACK = 16
 GROWTH = 1.1
@@ -51,6 +56,33 @@ KINDS = {
     "int32": "i32",
     "int64": "i64",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """Blocks and warps that it holds at once."""
+
+    warps: int
+    blocks: int
+    shared: int  # bytes
+
+
+PROCESSORS = {
+    80: Processor(64, 32, 164 * 1024),
+    89: Processor(48, 24, 100 * 1024),
+    90: Processor(64, 32, 228 * 1024),
+}
+
+
+def blocks_a_processor(figures: dict[str, int], num_warps: int, target: int) -> int:
+    """Thread blocks of a kernel that a processor of `target` holds at once."""
+    processor = PROCESSORS[target]
+    # A thread gets registers by eight, a part of a processor only whole warps.
+    of_warp = -(-max(figures["registers"], 1) // 8) * 8 * 32
+    by_registers = REGISTERS // PARTS // of_warp * PARTS // num_warps
+    # 1 KiB of each block is the system's; a block gets shared memory by 128 bytes.
+    by_shared = processor.shared // (-(-(figures["shared"] + 1024) // 128) * 128)
+    return min(processor.blocks, processor.warps // num_warps, by_registers, by_shared)
 
 
 def source_of(launch: Launch) -> ASTSource:
@@ -76,6 +108,10 @@ def type_of(value: Any, place: tuple[int, ...], attributes: dict[tuple[int, ...]
     if isinstance(value, tuple):
         types = (type_of(part, (*place, i), attributes) for i, part in enumerate(value))
         return type(value)(*types)
+    if isinstance(value, TensorDescriptor):
+        return (
+            f"tensordesc<{KINDS[str(value.base.dtype).removeprefix('torch.')]}{value.block_shape}>"
+        )
     is_tensor = isinstance(value, torch.Tensor)
     if is_tensor or (isinstance(value, int) and value % 16 == 0):
         attributes[place] = [["tt.divisibility", 16]]
@@ -113,8 +149,8 @@ def resources(launch: Launch, target: int) -> dict[str, int]:
     }
 
 
-def measure(share: int, known: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, int]]]:
-    """(kernel, target, resources) of one in `share` pairs of a kernel and a target.
+def measure(share: int, known: dict[str, Any]) -> Iterator[tuple[str, int, int, dict[str, int]]]:
+    """(kernel, target, warps, resources) of one in `share` pairs of a kernel and a target.
 
     Kernels that are `known` are left out.
     """
@@ -123,7 +159,7 @@ def measure(share: int, known: dict[str, Any]) -> Iterator[tuple[str, int, dict[
             launch_everything()
         for name, launch in {describe(launch): launch for launch in launches}.items():
             if name not in known and zlib.crc32(f"{name} {target}".encode()) % share == 0:
-                yield name, target, resources(launch, target)
+                yield name, target, launch[2].get("num_warps", 4), resources(launch, target)
 
 
 def known_kernels() -> dict[str, Any]:
@@ -163,11 +199,13 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, dict[str, dict[str, int]]] = {}
     known = known_kernels() if args.missing else {}
-    for name, target, figures in measure(args.share, known):
+    for name, target, num_warps, figures in measure(args.share, known):
         found.setdefault(name, {})[f"sm_{target}"] = figures
+        blocks = blocks_a_processor(figures, num_warps, target)
+        held = f"{blocks:3} blocks {blocks * num_warps:3} warps"
         print(
             f"sm_{target}  {figures['registers']:4} registers {figures['stack']:4} B stack "
-            f"{figures['shared']:7,} B shared  {name}",
+            f"{figures['shared']:7,} B shared {held}  {name}",
             flush=True,
         )
     if args.write:

@@ -6,13 +6,15 @@
 
 A section runs in a process of its own with a time limit; a failure is a line of the table. After
 each, the results go to --output, where those of other sections, of earlier runs on the same kind
-of device, stay. docs/gpu.md explains the figures.
+of device, stay; --resume leaves out what is there of these sources. docs/gpu.md explains the
+figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -25,9 +27,13 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
+# What figures depend on, by folder and by the files' endings.
+SOURCES = {"vllm_lite": (".py", ".json"), "csrc/cuda": (".cu", ".cuh", ".h", ".cpp")}
+SOURCES |= {"benchmarks/gpu": (".py",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,10 @@ SECTIONS = (
     Section("a", "correctness", "kernels", 170),
     Section("a", "attention", "decode_attention", 60, True),
     Section("a", "attention", "prefill_attention", 45, True),
-    Section("a", "products", "few_rows", 60, True),
+    Section("a", "products", "few_rows", 75, True),
     Section("b", "decode", "llama_8b", 100, True),
     Section("b", "serving", "serving", 150),
+    Section("b", "mixed_steps", "mixed_steps", 45),
     Section("b", "decode", "other_shapes", 60, True),
     Section("c", "correctness", "tokens", 90),
     Section("c", "startup", "startup", 70),
@@ -72,6 +79,8 @@ def main() -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     rows = folder / f"rows_{os.getpid()}.jsonl"
     try:
+        if args.resume:
+            _resume(args, rows)
         _run_sections(args, folder, rows)
         _show(args, rows)
     finally:
@@ -88,25 +97,44 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget-s", type=float, help="for the whole; the sum of its limits")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/gpu-<device>.json")
     parser.add_argument("--folder", type=Path, help="for made-up checkpoints and builds, kept")
+    parser.add_argument("--resume", action="store_true", help="only what the output lacks")
     parser.add_argument("--dry-run", action="store_true")
     for hidden in ("--child", "--rows"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.sections is None:
         args.sections = [one.name for one in SECTIONS if args.part in (None, one.part)]
-    if args.budget_s is None:
-        args.budget_s = sum(one.limit_s for one in SECTIONS if one.name in args.sections)
     return args
+
+
+def _resume(args: argparse.Namespace, rows_file: Path) -> None:
+    """Leave out sections that the output has of these sources, whole; take over their rows."""
+    from measure.report import Row, append_rows
+
+    before, state = _record(args), _sources()
+    rows = before.get("rows", [])
+    failed = {row["section"] for row in rows if row["has_failed"]}
+    same = {name for name, of in before.get("sources", {}).items() if of == state} - failed
+    left = [name for name in args.sections if name not in same]
+    # Others' shares are of what it measures, on the machine that they run on.
+    if left and "device" in args.sections and "device" not in left:
+        left.insert(0, "device")
+    taken = [name for name in args.sections if name not in left]
+    append_rows(rows_file, [Row.from_json(row) for row in rows if row["section"] in taken])
+    print(f"left out, since they are done: {' '.join(taken) or 'none'}", flush=True)
+    args.sections = left
 
 
 def _run_sections(args: argparse.Namespace, folder: Path, rows: Path) -> None:
     """Each section until its limit or the budget's end."""
     from measure.report import Row, append_rows
 
+    if args.budget_s is None:
+        args.budget_s = sum(one.limit_s for one in SECTIONS if one.name in args.sections)
     end, taken = time.monotonic() + args.budget_s, dict[str, float]()
     chosen = [section for section in SECTIONS if section.name in args.sections]
     # A stand-in cannot be broken by a section for those after it, and starts are slow.
-    groups = [chosen] if args.dry_run else [[section] for section in chosen]
+    groups = [chosen] if args.dry_run and chosen else [[section] for section in chosen]
     for group in groups:
         names = [section.name for section in group]
         limit = min(sum(section.limit_s for section in group), end - time.monotonic())
@@ -181,27 +209,58 @@ def _child(args: argparse.Namespace) -> None:
             tell(Row(section.name, section.name, note=failure, has_failed=True))
 
 
+def _output(args: argparse.Namespace) -> Path | None:
+    """The results' file; a dry run has one only where it is given."""
+    from measure.limits import device_name
+
+    given: Path | None = args.output
+    if given or args.dry_run:
+        return given
+    name = re.sub(r"[^a-z0-9]+", "-", device_name(False).lower()).strip("-")
+    return RESULTS / f"gpu-{name}.json"
+
+
+def _record(args: argparse.Namespace) -> dict[str, Any]:
+    """Earlier results of the same kind of device; empty where there are none."""
+    from measure.limits import device_name
+
+    output = _output(args)
+    found = json.loads(output.read_text()) if output and output.exists() else {}
+    return found if found.get("device") == device_name(args.dry_run) else {}
+
+
+def _sources() -> str:
+    """A hash of what figures depend on: sources, and versions of what decides speed."""
+    from measure.limits import versions
+
+    digest = hashlib.sha256(json.dumps(versions()).encode())
+    for folder, endings in SOURCES.items():
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in endings:
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def _write(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float]) -> None:
-    """Write the JSON: this run's rows, and of what it did not run those that are there."""
+    """Write the JSON: this run's rows, and of sections that it has not run those that are there."""
     from measure.limits import device_name, versions
     from measure.report import read_rows
 
-    rows, device = [row.to_json() for row in read_rows(rows_file)], device_name(args.dry_run)
-    name = "dry-run" if args.dry_run else re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    output = args.output or RESULTS / f"gpu-{name}.json"
-    if args.dry_run and not args.output:
+    output = _output(args)
+    if output is None:
         return
-    before = json.loads(output.read_text()) if output.exists() else {}
-    if before.get("device") == device:
-        rows += [row for row in before["rows"] if row["section"] not in args.sections]
-        seconds = {**before["seconds"], **seconds}
+    before = _record(args)
+    rows = [row.to_json() for row in read_rows(rows_file)]
+    sections = {row["section"] for row in rows}
+    rows += [row for row in before.get("rows", []) if row["section"] not in sections]
     order = [section.name for section in SECTIONS]
     record = {
-        "device": device,
+        "device": device_name(args.dry_run),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "is_dry_run": args.dry_run,
         "versions": versions(),
-        "seconds": seconds,
+        "sources": {**before.get("sources", {}), **dict.fromkeys(sorted(sections), _sources())},
+        "seconds": {**before.get("seconds", {}), **seconds},
         "rows": sorted(rows, key=lambda row: order.index(row["section"])),
     }
     output.parent.mkdir(parents=True, exist_ok=True)

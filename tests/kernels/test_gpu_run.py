@@ -60,6 +60,10 @@ def test_dry_run_needs_neither_a_gpu_nor_compiled_modules(tmp_path: Path) -> Non
     assert {row["section"] for row in record["rows"]} == {one.name for one in script.SECTIONS}
     assert record["is_dry_run"] and not any(row["has_failed"] for row in record["rows"])
     assert done.stdout.endswith("dry run: no GPU was used and nothing was measured\n")
+    last = done.stdout[done.stdout.rindex("\n\n") :].strip().splitlines()
+    assert last[0] == "stand-in on the host" and len(last) <= 40
+    mixed = [row for row in record["rows"] if row["section"] == "mixed_steps"]
+    assert len(mixed) == 4 and all(row["details"]["graphs"] for row in mixed)
     refused = subprocess.run(
         [sys.executable, FOLDER / "measure/report.py", output], capture_output=True, text=True
     )
@@ -107,6 +111,34 @@ def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
     assert again[0]["section"] == "device"
 
 
+def test_a_resumed_run_repeats_only_what_failed_or_changed(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    words = ["--dry-run", "--output", output, "--folder", tmp_path, "--resume"]
+    words += ["--sections", "device", "decode_attention", "prefill_attention"]
+
+    def left_out() -> list[str]:
+        done = run(*words)
+        assert done.returncode == 0, done.stderr[-2000:]
+        # What was left out is in the table too.
+        assert "copy bandwidth" in done.stdout and "prefill attention" in done.stdout
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith("left out"))
+        return line.split(": ")[1].split()
+
+    assert left_out() == ["none"]
+    record = json.loads(output.read_text())
+    assert left_out() == ["device", "decode_attention", "prefill_attention"]
+    assert json.loads(output.read_text()) == record
+    record["rows"][-1]["has_failed"] = True
+    assert record["rows"][-1]["section"] == "prefill_attention"
+    output.write_text(json.dumps(record))
+    # Shares are of what `device` measures in the same run.
+    assert left_out() == ["decode_attention"]
+    record["sources"]["decode_attention"] = "others"
+    record["rows"][-1]["has_failed"] = False
+    output.write_text(json.dumps(record))
+    assert left_out() == ["prefill_attention"]
+
+
 def test_a_section_without_time_is_reported(tmp_path: Path) -> None:
     done = run("--dry-run", "--budget-s", 1, "--folder", tmp_path, "--sections", "serving")
     assert done.returncode == 1 and "no time was left" in done.stdout
@@ -119,6 +151,26 @@ def test_goals_can_be_lower_or_upper_bounds() -> None:
     assert not Row("s", "w", 1.0, share=0.9, goal=0.85, is_ceiling=True).is_met
     assert Row("s", "w", 1.0, share=0.9).is_met is None
     assert Row("s", "w", has_failed=True).is_met is False
+
+
+def test_rows_that_differ_in_a_column_are_one_line() -> None:
+    from measure.report import Row, table
+
+    def row(column: str, value: float, share: float, note: str = "") -> Row:
+        beside = {"torch": 2 * value}
+        return Row(
+            *("s", "work", value, "TB/s", share), goal=0.5, note=note, column=column, beside=beside
+        )
+
+    several = [row("1", 1.5, 0.75), row("2", 0.5, 0.25, "slow"), Row("s", "other", 1.0)]
+    _, line, other = table(several).splitlines()
+    assert line.split("  ")[0] == "work: 1 / 2"
+    for cell in ("1.5 / 0.5 TB/s", "75.0 / 25.0 %", ">= 50.0 %", "1 of 2", "torch: 3 / 1 TB/s"):
+        assert f"  {cell}" in line
+    assert line.endswith("; 2: slow") and other.split() == ["other", "1", "-"]
+    failed = Row("s", "work", note="it broke", has_failed=True, column="4")
+    line = table([*several[:1], failed]).splitlines()[1]
+    assert "  1.5 / - TB/s" in line and "  FAILED  " in line and line.endswith("4: it broke")
 
 
 def test_rows_survive_the_end_of_their_writer(tmp_path: Path) -> None:
@@ -135,11 +187,12 @@ def test_rows_survive_the_end_of_their_writer(tmp_path: Path) -> None:
     assert "| first / one | 1.5 TB/s | 50.0 % | >= 85.0 % | NO | a / b |" in text
 
 
+def event(start: float, duration: float, name: str) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "ts": start, "dur": duration, "name": name}
+
+
 def test_overlapping_spans_count_once() -> None:
     from measure.timeline import spans_of, summary
-
-    def event(start: float, duration: float, name: str) -> dict[str, Any]:
-        return {"ph": "X", "cat": "kernel", "ts": start, "dur": duration, "name": name}
 
     events = [
         event(0, 10, "product"),
@@ -152,8 +205,35 @@ def test_overlapping_spans_count_once() -> None:
     found = summary(spans_of(events, {"kernel"}), "DtoH")
     micro = pytest.approx
     assert found.seconds * 1e6 == micro(50) and found.busy * 1e6 == micro(34)
-    # From the answer's copy to the next thing, and no other pause.
+    # From the answer's copy to the next thing, and the other pause.
     assert found.between_steps * 1e6 == found.median_gap * 1e6 == micro(6)
+    assert found.inside_steps * 1e6 == found.median_inside * 1e6 == micro(10)
+
+
+def test_a_profile_separates_gaps_from_waits() -> None:
+    """Two steps of two layers, each of two products and an attention, and a sampler."""
+    from measure.decode import Decoding, overhead_row, profile, profile_row
+    from measure.timeline import spans_of, summary
+
+    layer = [(0, 8, "void ns::product<bf16>(int)"), (8, 4, "attention"), (14, 8, "product")]
+    work = [(24 * i + start, duration, name) for i in range(2) for start, duration, name in layer]
+    step = [*work, (46, 2, "sampler_kernel"), (48, 2, "Memcpy DtoH (Device -> Pinned)")]
+    events = [event(60 * i + start, *rest) for i in range(2) for start, *rest in step]
+    timeline = summary(spans_of(events, {"kernel"}), "DtoH")
+    found = Decoding(3, 100.0, 55e-6, 20e-6, timeline, num_steps=2, num_layers=2)
+    made, micro = profile(found), pytest.approx
+    # Two in each layer, two between them.
+    assert made["gaps_us"] == micro(6) and made["median_gap_us"] == micro(2)
+    assert made["gap_after_answer_us"] == micro(5)  # of the first step; none follows the last
+    assert made["busy_us"] == micro(44) and made["host_us"] == micro(20)
+    assert made["launches"] == 8 and made["launches_a_layer"] == 3
+    first, *others = made["kernels"]
+    assert first == {"name": layer[0][2], "launches": 2, "us": 16, "share": micro(16 / 44)}
+    assert [kernel["name"] for kernel in others[:2]] == ["product", "attention"]
+    row = profile_row("s", "M", found)
+    assert row.value == 3 and row.note == "host 20 us, product 36 %, product 36 %, attention 18 %"
+    row = overhead_row("s", "M", found)
+    assert row.value == micro(11) and row.beside == micro({"gaps inside": 6, "after answers": 5})
 
 
 def test_a_step_reads_its_weights_and_its_contexts() -> None:
@@ -166,7 +246,7 @@ def test_a_step_reads_its_weights_and_its_contexts() -> None:
         dims[0] * (dims[1] if len(dims) > 1 else 1) for dims in dense_tensors(config).values()
     ) == pytest.approx(8.03e9, rel=1e-3)
     nothing: Any = None
-    found = Decoding(256, 1024, 1.0, 1.0, nothing)
+    found = Decoding(256, 1024, 1.0, 1.0, nothing, 1, 32)
     floors = floor_seconds(config, found, Limits(1e12, 1e15))
     read, cached = 15.0e9, 256 * 1024 * 131072
     assert floors["weights"] == pytest.approx(read / 1e12, rel=0.01)

@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import NARROW, Batch, batch
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import attention, ops
+from vllm_lite.kernels.gpu.triton import attention_splits, ops
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 
@@ -253,16 +253,16 @@ def test_a_split_context_gives_the_same(
     lens: list[tuple[int, int]], options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "processor_count", lambda _: 64)
-    assert attention.num_splits(len(lens) * 3, max(n for _, n in lens), 64) > 1
+    assert attention_splits.num_splits(len(lens) * 3, max(n for _, n in lens), 64) > 1
     check(replace(batch(lens, size=16), **options))  # type: ignore[arg-type]
 
 
 def test_splits_fill_the_device_and_stay_long_enough() -> None:
-    assert attention.num_splits(132, 100_000, 132) == 1
-    assert attention.num_splits(8, 127, 132) == 1
-    assert attention.num_splits(8, 1024, 132) == 16
-    assert attention.num_splits(64, 8192, 132) == 6
-    assert attention.num_splits(1, 10**6, 132) == 32
+    assert attention_splits.num_splits(132, 100_000, 132) == 1
+    assert attention_splits.num_splits(8, 127, 132) == 1
+    assert attention_splits.num_splits(8, 1024, 132) == 16
+    assert attention_splits.num_splits(64, 8192, 132) == 6
+    assert attention_splits.num_splits(1, 10**6, 132) == 32
 
 
 def test_tiles_contain_whole_queries() -> None:
@@ -270,7 +270,7 @@ def test_tiles_contain_whole_queries() -> None:
     for group in (1, 2, 3, 7, 64, 71):
         for size in (8, 64, 80, 128, 256):
             for is_decode in (True, False):
-                tiling = attention.choose_tiling(group, size, is_decode, 2, cpu)
+                tiling = attention_splits.choose_tiling(group, size, is_decode, 2, cpu)
                 assert tiling.block_q >= 1 and tiling.block_q * group <= tiling.block_m
                 assert tiling.block_d >= size and math.log2(tiling.block_m).is_integer()
 

@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 from tests.kernels.test_attention import Batch, batch
 from tests.kernels.test_attention_forms import in_pages
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton import attention, ops
+from vllm_lite.kernels.gpu.triton.attention_splits import Heads, Pass, plan_passes, tile_rows
 from vllm_lite.kernels.reference.ops import Ops as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -152,3 +153,93 @@ def test_linear_layers_of_heads(sizes: tuple[int, int, int]) -> None:
     for rows in (x[:1], x):
         ours = ops.head_linear(rows, packed)
         torch.testing.assert_close(ours, reference.head_linear(rows, packed), rtol=1e-4, atol=1e-4)
+
+
+# Prompts, requests that fit decode's tile or just do not (5 or 6 queries of 3 heads), and none.
+STEPS = {
+    "prompts whole": [(40, 41), (1, 70), (6, 33), (5, 5), (0, 0), (1, 1)],
+    "few split": [(700, 700), (1, 900), (5, 530), (0, 0), (6, 40), (1, 3)],
+    "all split": [(30, 600), (1, 700), (3, 520), (0, 0), (1, 9)],
+    "few alone": [(2, 300), (0, 0), (1, 9)],
+}
+
+
+def planned(case: Batch) -> tuple[Pass, ...]:
+    heads = Heads(3, 3, case.query.shape[2], 4)
+    requests, blocks = case.block_table.shape
+    return plan_passes(len(case.query), requests, heads, 16 * blocks, case.query.device)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_steps_of_several_lengths(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies in new memory; tokens of no request get zeros."""
+    processors = {"prompts whole": 1, "few split": 130, "all split": 200, "few alone": 130}[kind]
+    monkeypatch.setattr(tuning, "processor_count", lambda _: processors)
+    real_empty = torch.Tensor.new_empty
+
+    def full_of_garbage(like: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        made = real_empty(like, *args, **kwargs)  # type: ignore[arg-type]
+        return made.fill_(float("nan") if made.is_floating_point() else 7)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", full_of_garbage)
+    narrow = "scaled int8" if kind == "all split" else None
+    case = batch(STEPS[kind], size=16, narrow=narrow)
+    num_tokens = len(case.query)
+    case = replace(case, query=torch.cat([case.query, torch.randn(2, 9, 16)]))
+    passes = planned(case)
+    assert [one.splits > 1 for one in passes] == {
+        "prompts whole": [False, False],
+        "few split": [False, True],
+        "all split": [True, True],
+        "few alone": [True],
+    }[kind]
+    per_head = {"alibi_slopes": torch.rand(9) / 4, "sinks": torch.randn(9)}
+    for changed, options in (
+        (case, {}),
+        (replace(case, sliding_window=33, soft_cap=2.0), per_head),
+    ):
+        ours, theirs = both(changed, **options)
+        assert (ours[num_tokens:] == 0).all()
+        torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
+
+
+def test_passes_of_steps() -> None:
+    case = batch([(40, 40)], size=16)
+    assert [one.fewest for one in planned(case)] == [0]
+    assert [one.is_decode for one in planned(batch([(1, 9)] * 3, size=16))] == [True]
+    mixed = batch([(40, 40), (1, 9)], size=16)
+    many, few = planned(mixed)
+    # Each request is of exactly one pass: decode's tile has 16 rows, so 5 queries of 3 heads.
+    assert many.fewest == few.tiling.block_q + 1 == 6 and few.by_request
+    tuning.fix_cuts(True)
+    try:
+        assert [one.fewest for one in planned(mixed)] == [0]
+    finally:
+        tuning.fix_cuts(False)
+
+
+@pytest.mark.parametrize("lens", [[(9, 340), (1, 7), (70, 70)], [(1, 600), (1, 3)]])
+@pytest.mark.parametrize("block_size", [64, 128])
+def test_tiles_read_by_descriptor(
+    lens: list[tuple[int, int]], block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They give the bits of pointers, in blocks that lie within pages."""
+    case = batch(lens, (4, 2), 64, block_size, torch.float16)
+    caches = [in_pages(cache, 1000, 8) for cache in (case.key_cache, case.value_cache)]
+    case = replace(case, key_cache=caches[0], value_cache=caches[1])
+    by_pointer, theirs = both(case)
+    real, made = tuning.attention_tile, list[object]()
+    monkeypatch.setattr(
+        tuning, "attention_tile", lambda *work: replace(real(*work), reads_by_descriptor=True)
+    )
+    monkeypatch.setattr(
+        attention, "tile_rows", lambda *told: made.append(tile_rows(*told)) or made[-1]
+    )
+    ours = both(case)[0]
+    assert made and None not in made
+    assert torch.equal(ours, by_pointer)
+    torch.testing.assert_close(ours, theirs, rtol=4e-3, atol=2e-3)
+    made.clear()
+    for other in (replace(case, sliding_window=40), batch(lens, (4, 2), 64, 16, torch.float16)):
+        torch.testing.assert_close(*both(other), rtol=4e-3, atol=2e-3)
+    assert made and not any(made)

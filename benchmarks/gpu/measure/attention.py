@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from measure.cuda_module import cuda_operations
-from measure.place import Place, say
+from measure.place import Place
 from measure.report import Row
-from measure.timing import Work, graphed, medians
+from measure.timing import MOST_CALLS, Work, can_run, graphed, medians
 
 DECODE_GOAL, PREFILL_GOAL = 0.85, 0.60
 # The shape of Llama-3.1-8B's: query heads, kv-heads, head size.
@@ -23,8 +24,12 @@ DECODE_POINTS = (
     *((1, 1 << 10), (1, 8 << 10), (1, 32 << 10), (1, 128 << 10), (8, 8 << 10), (16, 128 << 10)),
     *((64, 1 << 10), (64, 16 << 10), (256, 1 << 10), (256, 8 << 10)),
 )
-MOST_CALLS = 20
 PREFILL_LENGTHS = (8 << 10, 16 << 10, 32 << 10)
+# Whole tiles of keys, which descriptors can read.
+WIDE_BLOCK = 64
+# Decoding sequences, tokens of context of each, and tokens of a prompt beside them.
+MIXED_POINTS = ((64, 2 << 10, 512), (8, 8 << 10, 512), (1, 32 << 10, 256))
+TORCH_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +40,15 @@ class PagedCache:
     values: Tensor
 
     @classmethod
-    def of_tokens(cls, place: Place, num_tokens: int) -> PagedCache:
-        shape = (-(-num_tokens // BLOCK_SIZE), KV_HEADS, BLOCK_SIZE, HEAD_SIZE)
+    def of_tokens(cls, place: Place, num_tokens: int, block_size: int = BLOCK_SIZE) -> PagedCache:
+        shape = (-(-num_tokens // block_size), KV_HEADS, block_size, HEAD_SIZE)
         dtype = place.either(torch.bfloat16, torch.float16)  # the interpreter multiplies no bf16
         return cls(*(torch.randn(shape, dtype=dtype, device=place.device) for _ in range(2)))
 
     def arguments(self, count: int, context: int, num_queries: int) -> list[Any]:
         """Of paged_attention for `count` sequences, whose blocks lie anywhere."""
         device = self.keys.device
-        blocks = -(-context // BLOCK_SIZE)
+        blocks = -(-context // self.keys.shape[2])
         ids = torch.randperm(len(self.keys), device=device)[: count * blocks]
         lengths = torch.full((count,), context, dtype=torch.int32, device=device)
         starts = torch.arange(count + 1, dtype=torch.int32, device=device) * num_queries
@@ -52,6 +57,14 @@ class PagedCache:
         )
         table = ids.int().view(count, blocks)
         return [query, self.keys, self.values, table, starts, lengths, HEAD_SIZE**-0.5]
+
+    def mixed_arguments(self, count: int, context: int, prompt: int) -> list[Any]:
+        """As `arguments` of one query, with a whole prompt of so many tokens in front."""
+        query, *caches, table, starts, lengths, scale = self.arguments(count + 1, context, 1)
+        query = torch.cat([query.new_ones(prompt, *query.shape[1:]), query[1:]])
+        starts[1:] += prompt - 1
+        lengths[0] = prompt
+        return [query, *caches, table, starts, lengths, scale]
 
 
 def backends(place: Place) -> dict[str, Any]:
@@ -86,47 +99,105 @@ def decode_attention(place: Place) -> None:
         }
         num_bytes = count * context * KV_HEADS * HEAD_SIZE * 2 * cache.keys.itemsize
         num_bytes = len(several) * (num_bytes + 2 * arguments[0].nbytes + arguments[3].nbytes)
-        for name, seconds in medians(place, replays, max_seconds=1.0).items():
-            speed = num_bytes / seconds
-            row = Row(
-                "decode_attention",
-                f"decode attention, {name}, bs {count}, context {context}",
-                speed / 1e12,
-                "TB/s",
-                speed / place.known_limits().bytes_per_s,
-                goal=DECODE_GOAL,
-                details={"seconds": seconds, "bytes": num_bytes, "calls": len(several)},
-            )
-            place.tell(row)
+        times = medians(place, replays, max_seconds=1.0)
+        speeds = {name: num_bytes / seconds for name, seconds in times.items()}
+        first, *others = speeds
+        row = Row(
+            "decode_attention",
+            f"decode attention, {first}, {'one sequence' if count == 1 else 'several'}",
+            speeds[first] / 1e12,
+            "TB/s",
+            speeds[first] / place.known_limits().bytes_per_s,
+            goal=DECODE_GOAL,
+            details={"seconds": times, "bytes": num_bytes, "calls": len(several)},
+            column=f"{count} x {context}",
+            beside={name: speeds[name] / 1e12 for name in others},
+        )
+        place.tell(row)
 
 
 def prefill_attention(place: Place) -> None:
-    """A whole prompt, causal; torch's own attention over dense keys takes turns with it."""
+    """A whole prompt, causal; torch's own over dense keys, by each backend, takes turns with it."""
     for length in place.either(PREFILL_LENGTHS, (20,)):
-        cache = PagedCache.of_tokens(place, length)
-        arguments = cache.arguments(1, length, length)
+        arguments = PagedCache.of_tokens(place, length).arguments(1, length, length)
+        wide = PagedCache.of_tokens(place, length, WIDE_BLOCK).arguments(1, length, length)
         query = arguments[0].transpose(0, 1)[None]
         keys, values = torch.randn(2, *query.shape, dtype=query.dtype, device=place.device)
         operations = backends(place)["TRITON_ATTN"]
         works: dict[str, Work] = {
             "ours": lambda o=operations, a=arguments: o.paged_attention(*a),
-            # It gets the keys of every query head, dense.
-            "torch": lambda q=query, k=keys, v=values: scaled_dot_product_attention(
-                q, k, v, is_causal=True
-            ),
+            f"blocks of {WIDE_BLOCK}": lambda o=operations, a=wide: o.paged_attention(*a),
+            "by descriptors": partial(_by_descriptors, operations, wide),
+            **torch_works(query, keys, values),
         }
         times = medians(place, works, repeats=10, max_seconds=3.0)
         num_operations = 2 * HEADS * HEAD_SIZE * length * (length + 1)
         speeds = {name: num_operations / seconds for name, seconds in times.items()}
-        say(f"torch's dense attention over {length}: {speeds['torch'] / 1e12:.0f} TFLOP/s")
         row = Row(
             "prefill_attention",
-            f"prefill attention, {length} tokens",
+            "prefill attention, tokens",
             speeds["ours"] / 1e12,
             "TFLOP/s",
             speeds["ours"] / place.known_limits().flops_per_s,
             goal=PREFILL_GOAL,
-            note=f"torch over dense keys: {speeds['torch'] / 1e12:.0f} TFLOP/s",
             details={"seconds": times},
+            column=str(length),
+            beside={name: speed / 1e12 for name, speed in speeds.items() if name != "ours"},
         )
         place.tell(row)
+
+    for point in place.either(MIXED_POINTS, ((2, 32, 19),)):
+        mixed_attention(place, *point)
+
+
+def _by_descriptors(operations: Any, arguments: list[Any]) -> Tensor:
+    from kernel_launches import attention_tiles
+
+    with attention_tiles(reads_by_descriptor=True):
+        return operations.paged_attention(*arguments)
+
+
+def mixed_attention(place: Place, count: int, context: int, prompt: int) -> None:
+    """Decoding sequences beside a prompt: tiles of their own against the prompt's for all."""
+    from vllm_lite.kernels.gpu import tuning
+
+    cache = PagedCache.of_tokens(place, (count + 1) * context)
+    arguments = cache.mixed_arguments(count, context, prompt)
+    operations = backends(place)["TRITON_ATTN"]
+
+    def by_prompts_tiles() -> None:
+        tuning.fix_cuts(True)
+        try:
+            operations.paged_attention(*arguments)
+        finally:
+            tuning.fix_cuts(False)
+
+    works: dict[str, Work] = {
+        "ours": graphed(place, lambda: operations.paged_attention(*arguments)),
+        "by prompts' tiles": graphed(place, by_prompts_tiles),
+    }
+    times = medians(place, works, max_seconds=1.0)
+    num_bytes = (count * context + prompt) * KV_HEADS * HEAD_SIZE * 2 * cache.keys.itemsize
+    row = Row(
+        "prefill_attention",
+        "attention of a step with a prompt, sequences x context + prompt",
+        times["ours"] * 1e6,
+        "us",
+        num_bytes / times["ours"] / place.known_limits().bytes_per_s,
+        note="share of reading keys and values once",
+        details={"seconds": times, "bytes": num_bytes},
+        column=f"{count} x {context} + {prompt}",
+        beside={"by prompts' tiles": times["by prompts' tiles"] * 1e6},
+    )
+    place.tell(row)
+
+
+def torch_works(query: Tensor, keys: Tensor, values: Tensor) -> dict[str, Work]:
+    """torch's causal attention over dense keys of every query head, by the backends that run."""
+
+    def attend(backend: SDPBackend) -> Tensor:
+        with sdpa_kernel([backend]):
+            return scaled_dot_product_attention(query, keys, values, is_causal=True)
+
+    works = {f"torch {name}": partial(attend, one) for name, one in TORCH_BACKENDS.items()}
+    return {name: work for name, work in works.items() if can_run(name, work)}

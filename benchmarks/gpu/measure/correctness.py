@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -31,10 +32,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "synchronous": {"async_scheduling": False},
     "CUDA's kernels": {"attention_backend": "CUDA"},
     "torch's attention": {"attention_backend": "TORCH_SDPA", "enforce_eager": True},
+    "flash-attn": {"attention_backend": "FLASH_ATTN", "block_size": 256},
+    "FlashInfer": {"attention_backend": "FLASHINFER", "enforce_eager": True},
     "deterministic": {"deterministic": True},
     "fp8 cache": {"kv_cache_dtype": "fp8"},
     "float16": {"dtype": "float16"},
 }
+# Modules of attention backends that a machine may lack.
+MODULES = {"FLASH_ATTN": "flash_attn", "FLASHINFER": "flashinfer"}
 DRY_WAYS = ("graphs, asynchronous", "synchronous")
 # Of the second model, whose heads are larger and have norms.
 FEW_WAYS = ("graphs, asynchronous", "eager", "CUDA's kernels")
@@ -135,11 +140,12 @@ def sanitizers(place: Place) -> None:
             lines = [line for line in done.stdout.splitlines() if line.startswith("====")]
             row = Row(
                 "sanitizers",
-                f"{tool} of csrc/cuda clean",
+                "csrc/cuda is clean",
                 float(done.returncode == 0),
                 note=one_line(lines[-1] if lines else "", 100),
                 has_failed=done.returncode != 0,
                 details={"tail": done.stdout[-1500:] + done.stderr[-500:]},
+                column=tool,
             )
             place.tell(row)
 
@@ -155,16 +161,28 @@ def tokens(place: Place) -> None:
             # No graph and no other backend is there on the stand-in.
             if place.is_dry and way not in DRY_WAYS:
                 continue
-            if settings.get("attention_backend") == "CUDA" and cuda_operations(place) is None:
+            if lacking := _lacking(place, settings.get("attention_backend")):
+                left_out = f"greedy tokens, {name}, left out"
+                place.tell(Row("tokens", left_out, note=lacking, column=way))
                 continue
-            before = _tokens_one_way(place, f"{name}, {way}", folder, expected, settings, before)
+            before = _tokens_one_way(place, (name, way), folder, expected, settings, before)
     if place.demo is None:
         note = "no --demo PATH was given"
         place.tell(Row("tokens", "greedy tokens of the demo model", note=note))
         return
     expected = json.loads(EXPECTED.read_text())
     del expected["texts"][place.either(len(expected["texts"]), 1) :]
-    _tokens_one_way(place, "the demo model", place.demo, expected, {}, None)
+    _tokens_one_way(place, ("the demo model", ""), place.demo, expected, {}, None)
+
+
+def _lacking(place: Place, backend: str | None) -> str:
+    """The packages that an attention backend needs and this machine lacks."""
+    if backend == "CUDA" and cuda_operations(place) is None:
+        return "csrc/cuda is not built"
+    module = MODULES.get(backend or "")
+    if module and importlib.util.find_spec(module) is None:
+        return f"no module {module}"
+    return ""
 
 
 def small_model(place: Place, name: str) -> tuple[Path, dict[str, Any]]:
@@ -209,13 +227,15 @@ def small_model(place: Place, name: str) -> tuple[Path, dict[str, Any]]:
 
 def _tokens_one_way(
     place: Place,
-    name: str,
+    name_and_way: tuple[str, str],
     model: Path,
     expected: dict[str, Any],
     settings: dict[str, Any],
     before: list[list[int]] | None,
 ) -> list[list[int]] | None:
     """Report how many are right; returns the tokens, to compare the next way's with."""
+    name, way = name_and_way
+    work = f"greedy tokens, {name}"
     settings = {"max_model_len": 512, "max_num_seqs": 16, **settings}
     if place.is_dry:
         settings |= {"max_model_len": 256, "kv_cache_memory_bytes": 1 << 28}
@@ -225,14 +245,14 @@ def _tokens_one_way(
     except Exception as error:  # another way may still work
         traceback.print_exc()
         failure = one_line(f"{type(error).__name__}: {error}")
-        place.tell(Row("tokens", f"greedy tokens, {name}", note=failure, has_failed=True))
+        place.tell(Row("tokens", work, note=failure, has_failed=True, column=way))
         return before
     first = found.pop("first")
     differing = sum(a != b for a, b in zip(before or first, first, strict=True))
     place.tell(
         Row(
             "tokens",
-            f"greedy tokens, {name}",
+            work,
             found["sure"] - len(found["wrong"]),
             share=1 - len(found["wrong"]) / max(found["sure"], 1),
             goal=1.0,
@@ -240,6 +260,7 @@ def _tokens_one_way(
             f"{found['close']} closer ones differ; {differing} texts other than the way before",
             has_failed=bool(found["wrong"]),
             details=found,
+            column=way,
         )
     )
     return first

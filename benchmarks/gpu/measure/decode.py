@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from measure.engine import EngineCore, Job, UsageError, add, engine, made_up, take
+from measure.engine import EngineCore, Job, UsageError, add, engine, made_up, take, timed_waits
 from measure.place import Limits, Place, say
 from measure.report import Row, one_line
 from measure.shapes import dense_tensors, is_supported, model_folder, shape
@@ -16,6 +17,8 @@ from measure.timeline import Timeline, prepare, record
 BYTES = 2  # of a number of bf16
 # Bytes of a weight of a layer and of the output head, by --quantization; scales count.
 NARROW_BYTES = {"fp8": (1.0, 2.0), "int4": (0.625, 1.0625)}
+# Kernels of a step that its profile names, and those that its line of the table has room for.
+NUM_DEAREST, NUM_NAMED = 14, 3
 ALONE_GOAL, BATCH_GOAL, OVERHEAD_GOAL, GAP_GOAL = 0.88, 0.80, 0.05, 0.03
 
 
@@ -26,8 +29,15 @@ class Decoding:
     count: int
     context: float  # of a sequence, the mean over the steps
     step_seconds: float
-    busy_seconds: float  # of a step
+    host_seconds: float  # of a step, without waiting for its answer
     timeline: Timeline
+    num_steps: int  # of the timeline
+    num_layers: int
+
+    @property
+    def busy_seconds(self) -> float:
+        """The device's, of a step."""
+        return self.timeline.busy / self.num_steps
 
 
 def decoding(place: Place, core: EngineCore, count: int, context: int, steps: int) -> Decoding:
@@ -46,11 +56,12 @@ def decoding(place: Place, core: EngineCore, count: int, context: int, steps: in
     for _ in range(warm):
         take(core, tokens)
     times = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        if take(core, tokens) != count:
-            raise RuntimeError("a step of steady decoding left sequences out")
-        times.append(time.perf_counter() - began)
+    with timed_waits() as waits:
+        for _ in range(steps):
+            began = time.perf_counter()
+            if take(core, tokens) != count:
+                raise RuntimeError("a step of steady decoding left sequences out")
+            times.append(time.perf_counter() - began)
 
     def go_on() -> None:
         for _ in range(recorded):
@@ -62,22 +73,72 @@ def decoding(place: Place, core: EngineCore, count: int, context: int, steps: in
         core.step()
     # Aborted requests' blocks stay as cached prefixes, which nothing may hit.
     core.reset_prefix_cache()
-    mean = context + warm + steps / 2
-    found = Decoding(count, mean, statistics.median(times), timeline.busy / recorded, timeline)
-    say_profile(found, recorded)
+    mean, host = context + warm + steps / 2, (sum(times) - sum(waits)) / steps
+    step, num_layers = statistics.median(times), core.config.facts.num_layers
+    found = Decoding(count, mean, step, host, timeline, recorded, num_layers)
+    say_profile(found)
     return found
 
 
-def say_profile(found: Decoding, steps: int) -> None:
-    """Print a step's longest kernels, and how long the device is busy."""
-    kernels = found.timeline.kernels
-    launches = sum(count for count, _ in kernels.values()) / steps
-    say(
-        f"  a step of {found.count}: {found.step_seconds * 1e6:.0f} us, "
-        f"busy {found.busy_seconds * 1e6:.0f} us, {launches:.0f} launches; in us:"
+def profile(found: Decoding) -> dict[str, Any]:
+    """A step's dearest kernels, its launches, and where the device and the host spend its time."""
+    steps, timeline = found.num_steps, found.timeline
+    counts = [count / steps for count, _ in timeline.kernels.values()]
+    total = sum(taken for _, taken in timeline.kernels.values())
+    return {
+        "kernels": [
+            {"name": name, "launches": count / steps, "us": us / steps, "share": us / total}
+            for name, (count, us) in list(timeline.kernels.items())[:NUM_DEAREST]
+        ],
+        "launches": sum(counts),
+        # What runs once a step, such as the sampler, is of no layer.
+        "launches_a_layer": sum(round(count) // found.num_layers for count in counts),
+        "step_us": found.step_seconds * 1e6,
+        "busy_us": found.busy_seconds * 1e6,
+        "gaps_us": timeline.inside_steps / steps * 1e6,
+        "median_gap_us": timeline.median_inside * 1e6,
+        "gap_after_answer_us": timeline.between_steps / steps * 1e6,
+        "host_us": found.host_seconds * 1e6,
+    }
+
+
+def say_profile(found: Decoding) -> None:
+    """Print the profile as a table."""
+    made = profile(found)
+    say(f"  a step of {found.count}, {made['step_us']:.0f} us: us, launches, us of each, share")
+    for kernel in made["kernels"]:
+        each, name = kernel["us"] / kernel["launches"], kernel["name"][:80]
+        shares = f"{100 * kernel['share']:5.1f} %"
+        say(f"  {kernel['us']:9.1f} {kernel['launches']:6.1f} {each:9.2f} {shares}  {name}")
+    rest = f"{made['launches']:.0f} launches, {made['launches_a_layer']} a layer"
+    say(f"  {made['busy_us']:9.1f} busy; {rest}")
+    say(f"  {made['gaps_us']:9.1f} gaps inside the step, median {made['median_gap_us']:.2f}")
+    say(f"  {made['gap_after_answer_us']:9.1f} gap after the answer")
+    say(f"  {made['host_us']:9.1f} of the host, without its waiting")
+
+
+def profile_row(section: str, name: str, found: Decoding) -> Row:
+    """Launches a layer; the rest of the profile in its details."""
+    made = profile(found)
+    named = [
+        f"{short_name(kernel['name'])} {100 * kernel['share']:.0f} %"
+        for kernel in made["kernels"][:NUM_NAMED]
+    ]
+    return Row(
+        section,
+        f"step profile, {name}",
+        made["launches_a_layer"],
+        "launches a layer",
+        note=f"host {made['host_us']:.0f} us, {', '.join(named)}",
+        details=made,
+        column=f"bs {found.count}",
     )
-    for name, (count, taken) in list(kernels.items())[:14]:
-        say(f"  {taken / steps:9.1f}  {count / steps:6.1f} x {taken / count:7.2f}  {name[:90]}")
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without its types and namespaces."""
+    plain = kernel.removeprefix("void ").split("(")[0].split("<")[0]
+    return plain.split("::")[-1].removesuffix("_kernel")[:24]
 
 
 def count_numbers(config: dict[str, int]) -> int:
@@ -104,17 +165,23 @@ def floor_seconds(config: dict[str, int], found: Decoding, limits: Limits) -> di
 
 
 def overhead_row(section: str, name: str, found: Decoding) -> Row:
-    """The device's idle share of a step."""
+    """The device's idle share of a step; beside it, where the profiler saw it idle."""
+    timeline, steps = found.timeline, found.num_steps
     share = max(0.0, 1.0 - found.busy_seconds / found.step_seconds)
     return Row(
         section,
-        f"engine overhead, {name}, bs {found.count}",
+        f"engine overhead, {name}",
         (found.step_seconds - found.busy_seconds) * 1e6,
         "us",
         share,
         goal=OVERHEAD_GOAL,
         is_ceiling=True,
         details={"step_s": found.step_seconds, "busy_s": found.busy_seconds},
+        column=f"bs {found.count}",
+        beside={
+            "gaps inside": timeline.inside_steps / steps * 1e6,
+            "after answers": timeline.between_steps / steps * 1e6,
+        },
     )
 
 
@@ -123,25 +190,27 @@ def gap_row(section: str, name: str, found: Decoding) -> Row:
     timeline = found.timeline
     return Row(
         section,
-        f"host idle gap between steps, {name}, bs {found.count}",
+        f"host idle gap between steps, {name}",
         timeline.median_gap * 1e6,
         "us",
         timeline.gap_share,
         goal=GAP_GOAL,
         is_ceiling=True,
         details={"idle_share": timeline.idle_share},
+        column=f"bs {found.count}",
     )
 
 
 def _share_row(section: str, name: str, found: Decoding, floor: float, goal: float | None) -> Row:
     return Row(
         section,
-        f"{name} decode, bs {found.count}, context {found.context:.0f}",
+        f"{name} decode",
         found.count / found.step_seconds,
         "tokens/s",
         floor / found.step_seconds,
         goal=goal,
         details={"step_s": found.step_seconds, "floor_s": floor},
+        column=f"bs {found.count}, context {found.context:.0f}",
     )
 
 
@@ -161,11 +230,13 @@ def llama_8b(place: Place) -> None:
         floor = floor_seconds(config, alone, place.known_limits())["weights"]
         place.tell(_share_row(section, name, alone, floor, ALONE_GOAL))
         place.tell(overhead_row(section, name, alone))
+        place.tell(profile_row(section, name, alone))
         batch = decoding(place, core, count, context, place.either(50, 4))
     floors = floor_seconds(config, batch, place.known_limits())
     floor = max(floors["bytes"], floors["operations"])
     place.tell(_share_row(section, name, batch, floor, BATCH_GOAL))
     place.tell(overhead_row(section, name, batch))
+    place.tell(profile_row(section, name, batch))
 
 
 def quantized(place: Place) -> None:
@@ -183,12 +254,16 @@ def quantized(place: Place) -> None:
             with engine(place, model_folder(place, name), **options) as core:
                 found = decoding(place, core, 1, context, place.either(100, 4))
         except UsageError as error:
-            place.tell(Row(section, f"{name} {quantization}", note=one_line(error)))
+            left_out = f"{name}, left out"
+            place.tell(Row(section, left_out, note=one_line(error), column=quantization))
             continue
         vocabulary = config["vocab_size"] * config["hidden_size"]
         layers = count_numbers(config) - 2 * vocabulary
         floor = (layers * narrow + vocabulary * head) / place.known_limits().bytes_per_s
-        place.tell(_share_row(section, f"{name} {quantization}", found, floor, None))
+        told = _share_row(section, f"{name}, bs 1, narrow weights,", found, floor, None)
+        place.tell(replace(told, column=quantization))
+        told = profile_row(section, f"{name}, bs 1, narrow weights", found)
+        place.tell(replace(told, column=quantization))
 
 
 def other_shapes(place: Place) -> None:
@@ -209,7 +284,8 @@ def other_shapes(place: Place) -> None:
                 config = shape(place, name)
                 if "num_experts" in config:  # which experts are read depends on the tokens
                     speed = found.count / found.step_seconds
-                    place.tell(Row(section, f"{name} decode, bs {rows}", speed, "tokens/s"))
+                    told = Row(section, f"{name} decode", speed, "tokens/s", column=f"bs {rows}")
+                    place.tell(told)
                     continue
                 floors = floor_seconds(config, found, place.known_limits())
                 floor = max(floors["bytes"], floors["operations"])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -28,6 +29,7 @@ from vllm_lite.errors import UsageError as UsageError  # noqa: E402
 from vllm_lite.executor.executor import Executor  # noqa: E402
 from vllm_lite.executor.select import make_executor  # noqa: E402
 from vllm_lite.executor.uniproc import UniprocExecutor  # noqa: E402
+from vllm_lite.kernels.transfer import Arriving  # noqa: E402
 from vllm_lite.sampling_params import SamplingParams  # noqa: E402
 from vllm_lite.worker.gpu_worker import GpuWorker  # noqa: E402
 
@@ -104,6 +106,22 @@ def take(core: EngineCore, tokens: dict[str, list[int]]) -> int:
         tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
         count += len(output.new_token_ids)
     return count
+
+
+@contextmanager
+def timed_waits() -> Iterator[list[float]]:
+    """Seconds of the host's waits for answers in the `with` block."""
+    waits: list[float] = []
+    wait = Arriving.wait
+
+    def timed(arriving: Arriving) -> Any:
+        began = time.perf_counter()
+        found = wait(arriving)
+        waits.append(time.perf_counter() - began)
+        return found
+
+    with patch.object(Arriving, "wait", timed):
+        yield waits
 
 
 def made_up(vocabulary: int, length: int, seed: int) -> list[int]:

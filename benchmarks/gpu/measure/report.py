@@ -2,19 +2,22 @@
 
     python benchmarks/gpu/measure/report.py RESULTS.json      the table of docs/gpu.md
 
-A row is a figure with its share of a limit, or why there is none. Knows no section.
+A row is a figure with its share of a limit, or why there is none. On a screen, rows that differ in
+their column alone are one line. Knows no section.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 SECONDS, PERCENT, TIMES = "s", "%", "x"
+# Most characters of a line's columns, and of its notes.
+COLUMNS_WIDTH, NOTE_WIDTH = 80, 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Row:
     note: str = ""
     has_failed: bool = False
     details: dict[str, Any] = field(default_factory=dict)
+    # The case of `work` that this is, such as a number of rows.
+    column: str = ""
+    # What is compared with the value, in its unit.
+    beside: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_met(self) -> bool | None:
@@ -43,6 +50,13 @@ class Row:
             return None
         return self.share <= self.goal if self.is_ceiling else self.share >= self.goal
 
+    @property
+    def verdict(self) -> str:
+        """Of `is_met`; FAILED where there is no figure for that."""
+        if self.has_failed and self.value is None and self.share is None:
+            return "FAILED"
+        return {True: "yes", False: "NO", None: "-"}[self.is_met]
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "is_met": self.is_met}
 
@@ -51,40 +65,77 @@ class Row:
         return cls(**{name: value for name, value in found.items() if name != "is_met"})
 
 
-def cells(row: Row) -> list[str]:
-    """Work, value, share, goal, verdict."""
-    value = "" if row.value is None else f"{row.value:.4g} {row.unit}".strip()
-    sign = "<=" if row.is_ceiling else ">="
-    goal = "" if row.goal is None else f"{sign} {_amount(row.goal, row.share_unit)}"
-    share = "" if row.share is None else _amount(row.share, row.share_unit)
-    if row.value is None and row.share is None:
-        verdict = "FAILED" if row.has_failed else "-"
-    else:
-        verdict = {True: "yes", False: "NO", None: "-"}[row.is_met]
-    return [row.work, value, share, goal, verdict]
-
-
-def _amount(number: float, unit: str) -> str:
-    if unit == PERCENT:
-        return f"{100 * number:.1f} %"
-    return f"{number:.2f}{' ' if unit == SECONDS else ''}{unit}"
-
-
 HEADS = ["work", "value", "share", "goal", "met"]
 
 
+def lines_of(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that are one line, in order: of one work, each with a column of its own."""
+    found: dict[Hashable, list[Row]] = {}
+    for place, row in enumerate(rows):
+        found.setdefault((row.section, row.work, not row.column and place), []).append(row)
+    return list(found.values())
+
+
+def cells(rows: Sequence[Row]) -> list[str]:
+    """Work, value, share, goal and verdict of a line."""
+    first = next((row for row in rows if row.value is not None or row.share is not None), rows[0])
+    columns = one_line(" / ".join(row.column for row in rows), COLUMNS_WIDTH)
+    goal = _amounts([row.goal for row in rows], first.share_unit)
+    verdicts = [row.verdict for row in rows if row.verdict != "-"] or ["-"]
+    verdict = verdicts[0]
+    if len(set(verdicts)) > 1:
+        counted = f"{verdicts.count('yes')} of {len(verdicts)}"
+        verdict = "FAILED" if "FAILED" in verdicts else counted
+    return [
+        f"{first.work}: {columns}" if columns else first.work,
+        _side_by_side([row.value for row in rows], ".4g", f" {first.unit}".rstrip()),
+        _amounts([row.share for row in rows], first.share_unit),
+        f"{'<=' if first.is_ceiling else '>='} {goal}" if goal else "",
+        verdict,
+    ]
+
+
+def notes(rows: Sequence[Row]) -> str:
+    """Of a line: what is beside its values, and the rows' notes, those of failures first."""
+    names = dict.fromkeys(name for row in rows for name in row.beside)
+    unit = next((f" {row.unit}".rstrip() for row in rows if row.beside), "")
+    found = [
+        f"{name}: {_side_by_side([row.beside.get(name) for row in rows], '.3g', unit)}"
+        for name in names
+    ]
+    noted = sorted((row for row in rows if row.note), key=lambda row: not row.has_failed)
+    if len(noted) == len(rows) and len({row.note for row in noted}) == 1:
+        return "; ".join([*found, noted[0].note])
+    return "; ".join([*found, *(f"{row.column}: {row.note}" for row in noted)])
+
+
+def _amounts(numbers: Sequence[float | None], unit: str) -> str:
+    if unit == PERCENT:
+        numbers = [None if number is None else 100 * number for number in numbers]
+        return _side_by_side(numbers, ".1f", " %")
+    return _side_by_side(numbers, ".2f", " s" if unit == SECONDS else unit)
+
+
+def _side_by_side(numbers: Sequence[float | None], style: str, unit: str) -> str:
+    """Numbers of one unit, once where all are the same; nothing where there is none."""
+    texts = ["-" if number is None else format(number, style) for number in numbers]
+    if set(texts) == {"-"}:
+        return ""
+    return " / ".join(texts if len(set(texts)) > 1 else texts[:1]) + unit
+
+
 def table(rows: Sequence[Row]) -> str:
-    """For a screen; notes follow their row's cells."""
-    lines = [HEADS, *map(cells, rows)]
+    """For a screen; notes follow their line's cells."""
+    groups = lines_of(rows)
+    lines = [HEADS, *map(cells, groups)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADS))]
-    notes = ["", *(row.note for row in rows)]
     text = []
-    for line, note in zip(lines, notes, strict=True):
+    for line, note in zip(lines, ["", *map(notes, groups)], strict=True):
         padded = [
             cell.ljust(width) if column in (0, 4) else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        text.append("  ".join([*padded, one_line(note, 110)]).rstrip())
+        text.append("  ".join([*padded, one_line(note, NOTE_WIDTH)]).rstrip())
     return "\n".join(text)
 
 
@@ -95,7 +146,8 @@ def markdown(record: dict[str, Any]) -> str:
     rows = [Row.from_json(found) for found in record["rows"]]
     lines = [" | ".join([*HEADS, "note"]), " | ".join(["---"] * (len(HEADS) + 1))]
     for row in rows:
-        lines.append(" | ".join(cell.replace("|", "/") for cell in [*cells(row), row.note]))
+        line = [*cells([row]), notes([row])]
+        lines.append(" | ".join(cell.replace("|", "/") for cell in line))
     head = f"{record['device']}, {record['date']}, {_versions(record)}:"
     return "\n".join([head, "", *(f"| {line} |" for line in lines)])
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from measure.decode import decoding, gap_row, overhead_row
+from measure.decode import decoding, gap_row, overhead_row, profile_row
 from measure.engine import Job, add, engine, made_up, run
 from measure.place import Place, say
 from measure.report import TIMES, Row, one_line
@@ -75,6 +75,7 @@ def serving(place: Place) -> None:
             found = decoding(place, core, rows, place.either(512, 16), place.either(60, 3))
             place.tell(overhead_row(SECTION, MODEL, found))
             place.tell(gap_row(SECTION, MODEL, found))
+            place.tell(profile_row(SECTION, MODEL, found))
     del core
     give_back(place)
     theirs = static_rate(place, rival_model(place, folder), few)
@@ -118,7 +119,8 @@ def tell_batching(
         found = batching(model, jobs, {"max_requests_per_batch": size, **small}, seconds)
         best = max(best, found.rate)
         rate = found.rate or None
-        place.tell(Row(SECTION, f"{what}, {size} at once", rate, "tokens/s", note=found.note))
+        at_once = f"{size} at once"
+        place.tell(Row(SECTION, what, rate, "tokens/s", note=found.note, column=at_once))
         if found.is_stuck:
             break
     share = ours / best if best else None

@@ -37,6 +37,9 @@ class Timeline:
     # After a step's answer left, until the device has something to do again; all steps.
     between_steps: float
     median_gap: float
+    # Between launches, without those; all steps.
+    inside_steps: float
+    median_inside: float
     # By kernels' names: how many, and microseconds.
     kernels: dict[str, tuple[int, float]]
 
@@ -90,17 +93,21 @@ def spans_of(events: list[dict[str, Any]], kinds: set[str]) -> list[Span]:
 
 def summary(spans: list[Span], answer: str) -> Timeline:
     """Busy is the union of the spans: what runs side by side counts once."""
-    busy, end, gaps, follows_answer = 0.0, spans[0].start, [], False
+    busy, end, follows_answer = 0.0, spans[0].start, False
+    gaps: dict[bool, list[float]] = {True: [], False: []}  # by whether an answer is before them
     for span in spans:
         gap = span.start - end
-        if gap > 0 and follows_answer:
-            gaps.append(gap)
+        if gap > 0:
+            gaps[follows_answer].append(gap)
         busy += max(0.0, span.end - max(span.start, end))
         end = max(end, span.end)
         follows_answer = answer in span.name
-    median = statistics.median(gaps) if gaps else 0.0
+    between, inside = (
+        (sum(of_kind) / 1e6, statistics.median(of_kind or [0.0]) / 1e6)
+        for of_kind in (gaps[True], gaps[False])
+    )
     seconds = (end - spans[0].start) / 1e6
-    return Timeline(seconds, busy / 1e6, sum(gaps) / 1e6, median / 1e6, by_name(spans))
+    return Timeline(seconds, busy / 1e6, *between, *inside, by_name(spans))
 
 
 def by_name(spans: list[Span]) -> dict[str, tuple[int, float]]:

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
 
-from measure.place import Place
+from measure.place import Place, say
+from measure.report import one_line
 
 # More than any L2. Reading it also gives the host time to queue what is measured; written, its
 # lines would go to memory while that is timed.
 FLUSHED_BYTES = 512 << 20
+# Of a graph of small kernels, each on tensors of its own: one is no longer than its launch.
+MOST_CALLS = 20
 Work = Callable[[], object]
+Name = TypeVar("Name", bound=Hashable)
+
+
+def can_run(name: str, work: Work) -> bool:
+    """Whether torch has a kernel for it; says why not."""
+    try:
+        work()
+    except RuntimeError as error:
+        say(f"  {name} is not measured: {one_line(error, 160)}")
+        return False
+    return True
 
 
 def graphed(place: Place, work: Work) -> Work:
@@ -37,15 +52,15 @@ def graphed(place: Place, work: Work) -> Work:
 
 
 def medians(
-    place: Place, works: Mapping[str, Work], *, repeats: int = 30, max_seconds: float = 3.0
-) -> dict[str, float]:
+    place: Place, works: Mapping[Name, Work], *, repeats: int = 30, max_seconds: float = 3.0
+) -> dict[Name, float]:
     """Seconds of each work by its name; fewer repeats, but at least 3, where they take long."""
     for work in works.values():
         work()
     place.synchronize()
     flushed = torch.zeros(place.either(FLUSHED_BYTES, 64), dtype=torch.int8, device=place.device)
     words = flushed.view(torch.float32)
-    times: dict[str, list[float]] = {name: [] for name in works}
+    times: dict[Name, list[float]] = {name: [] for name in works}
     began = time.monotonic()
     for turn in range(place.either(repeats, 1)):
         if turn >= 3 and time.monotonic() - began > max_seconds:

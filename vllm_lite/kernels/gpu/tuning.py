@@ -47,12 +47,17 @@ class ProductTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """Rows (queries times heads of a group) and keys of a tile, and its launch options."""
+    """Rows (queries times heads of a group) and keys of a tile, and its launch options.
+
+    Keys and values may be read by descriptors (TMA, from compute capability 9.0 on), where a tile
+    lies within a block of the cache; elsewhere they are read by pointers all the same.
+    """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
+    reads_by_descriptor: bool = False
 
 
 @cache

@@ -4,27 +4,31 @@ A program attends for BLOCK_Q consecutive queries of one request and all query h
 one kv-head, side by side as the rows of a tile (arXiv:2305.13245), over a split of that
 request's keys, with a running softmax (arXiv:2307.08691). If few programs would leave the
 device idle, there are several splits and a second kernel merges them (flash decoding).
-In deterministic mode there is one split, and single tokens go through the tiles of prompts.
-Tiles of keys are independent of the cache's block size: each row looks up its block.
+In steps of several lengths one launch has the prompts' tiles, a second one the requests whose
+queries fit decode's tile. In deterministic mode there is one split, and all go through the tiles
+of prompts. Tiles of keys are independent of the cache's block size, as each row looks up its
+block; where a tile lies within a block it may be read by descriptors (TMA) instead.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.attention_splits import (
-    choose_tiling,
+    Heads,
+    Pass,
     find_request,
     first_tile,
     merge,
-    num_splits,
+    plan_passes,
     room_for_partials,
+    tile_rows,
 )
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.latent_attention import latent_attention
@@ -48,6 +52,8 @@ def _over_keys(
     table,
     key_cache_ptr,
     value_cache_ptr,
+    key_descriptor,
+    value_descriptor,
     key_block_stride,
     value_block_stride,
     kv_head,
@@ -64,6 +70,7 @@ def _over_keys(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
+    BY_DESCRIPTOR: tl.constexpr,
     IS_EDGE: tl.constexpr,
 ):
     """Attend to keys from begin to end; unless IS_EDGE all of them are visible, in whole tiles."""
@@ -72,16 +79,23 @@ def _over_keys(
     for first_key in range(begin, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
         is_key = (keys < end) if IS_EDGE else tl.full([BLOCK_N], True, tl.int1)
-        block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         # Within a block: kv_head, then offset, then column.
-        slot = kv_head * BLOCK_SIZE + keys % BLOCK_SIZE
-        inner = slot * ROW_SIZE
-        key_ptrs = key_cache_ptr + (block * key_block_stride + inner)[None, :] + columns[:, None]
-        if IS_EDGE or HEAD_SIZE < BLOCK_D:
-            key_mask = is_key[None, :] & (columns < HEAD_SIZE)[:, None]
-            key = tl.load(key_ptrs, mask=key_mask, other=0)
+        if BY_DESCRIPTOR:
+            # A tile is of one block.
+            block = tl.load(table + first_key // BLOCK_SIZE)
+            row = kv_head * BLOCK_SIZE + first_key % BLOCK_SIZE
+            key = key_descriptor.load([block, row, 0]).reshape(BLOCK_N, HEAD_SIZE).T
         else:
-            key = tl.load(key_ptrs)
+            block = tl.load(table + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+            slot = kv_head * BLOCK_SIZE + keys % BLOCK_SIZE
+            inner = slot * ROW_SIZE
+            places = block * key_block_stride + inner
+            key_ptrs = key_cache_ptr + places[None, :] + columns[:, None]
+            if IS_EDGE or HEAD_SIZE < BLOCK_D:
+                key_mask = is_key[None, :] & (columns < HEAD_SIZE)[:, None]
+                key = tl.load(key_ptrs, mask=key_mask, other=0)
+            else:
+                key = tl.load(key_ptrs)
         if FORMAT > 0:
             key = decode(key, FORMAT)
         scores = tl.dot(query, key.to(query.dtype), input_precision="ieee")
@@ -113,15 +127,18 @@ def _over_keys(
         weights = tl.exp2(scores * factor - shift[:, None])
         keep = tl.exp2(largest - shift)
         total = total * keep + tl.sum(weights, axis=1)
-        value_rows = block * value_block_stride + slot * (ROW_SIZE - HEAD_SIZE + VALUE_SIZE)
-        value_ptrs = value_cache_ptr + value_rows[:, None] + columns[None, :]
-        if IS_EDGE or VALUE_SIZE < BLOCK_D:
-            value_mask = is_key[:, None] & (columns < VALUE_SIZE)[None, :]
-            value = tl.load(value_ptrs, mask=value_mask, other=0)
+        if BY_DESCRIPTOR:
+            value = value_descriptor.load([block, row, 0]).reshape(BLOCK_N, VALUE_SIZE)
         else:
-            value = tl.load(value_ptrs)
+            places = block * value_block_stride + slot * (ROW_SIZE - HEAD_SIZE + VALUE_SIZE)
+            value_ptrs = value_cache_ptr + places[:, None] + columns[None, :]
+            if IS_EDGE or VALUE_SIZE < BLOCK_D:
+                value_mask = is_key[:, None] & (columns < VALUE_SIZE)[None, :]
+                value = tl.load(value_ptrs, mask=value_mask, other=0)
+            else:
+                value = tl.load(value_ptrs)
         if ROW_SIZE > HEAD_SIZE:
-            weights *= load_scales(value_cache_ptr + value_rows, is_key, VALUE_SIZE)[None, :]
+            weights *= load_scales(value_cache_ptr + places, is_key, VALUE_SIZE)[None, :]
         acc = acc * keep[:, None]
         if FORMAT > 0:
             value = decode(value, FORMAT)
@@ -131,13 +148,15 @@ def _over_keys(
     return acc, largest, total
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_splits"])
+@triton.jit(do_not_specialize=["num_requests", "num_splits", "fewest"])
 def paged_attention_kernel(
     out_ptr,
     partial_ptr,
     query_ptr,
     key_cache_ptr,
     value_cache_ptr,
+    key_descriptor,
+    value_descriptor,
     block_table_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
@@ -154,6 +173,7 @@ def paged_attention_kernel(
     table_stride,
     num_heads,
     num_splits,
+    fewest,
     GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -168,6 +188,8 @@ def paged_attention_kernel(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_ALIBI: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    BY_DESCRIPTOR: tl.constexpr,
+    BY_REQUEST: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
@@ -175,14 +197,20 @@ def paged_attention_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0) if BLOCK_Q > 1 else tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    request = find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q)
+    first_query = 0
+    request = tile
+    if not BY_REQUEST:
+        request = find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q)
+        first_query = (tile - first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
     start = tl.load(query_start_loc_ptr + request)
     query_len = tl.load(query_start_loc_ptr + request + 1) - start
-    first_query = (tile - first_tile(query_start_loc_ptr, request, BLOCK_Q)) * BLOCK_Q
     seq_len = tl.load(seq_lens_ptr + request)
     wait_for_inputs(IS_CHAINED)
-    if first_query >= query_len:
-        if BLOCK_Q == 1 and not IS_SPLIT:
+    is_other = query_len < fewest
+    if BY_REQUEST:
+        is_other = query_len > BLOCK_Q
+    if is_other | (first_query >= query_len):
+        if BLOCK_Q == 1 and not BY_REQUEST and not IS_SPLIT:
             # A token of no request gets zeros; of prompts' tokens, `out` was filled before.
             columns = tl.arange(0, BLOCK_D)[None, :]
             group = tl.arange(0, BLOCK_M)[:, None]
@@ -255,6 +283,8 @@ def paged_attention_kernel(
             table,
             key_cache_ptr,
             value_cache_ptr,
+            key_descriptor,
+            value_descriptor,
             key_block_stride,
             value_block_stride,
             kv_head,
@@ -271,13 +301,18 @@ def paged_attention_kernel(
             HAS_WINDOW,
             HAS_SOFT_CAP,
             HAS_ALIBI,
+            BY_DESCRIPTOR=BY_DESCRIPTOR and edge == 0,
             IS_EDGE=edge == 1,
         )
 
     out_mask = is_row[:, None] & is_value_column[None, :]
     if IS_SPLIT:
         # [T, H, splits, D + 2]: the unnormalised sum, then its largest score and its total.
-        place = ((tokens * num_heads + heads) * num_splits + split) * (VALUE_SIZE + 2)
+        # Of requests' tiles [requests, BLOCK_Q, H, ...]: no room for tokens of other passes.
+        owner = tokens
+        if BY_REQUEST:
+            owner = request.to(tl.int64) * BLOCK_Q + queries
+        place = ((owner * num_heads + heads) * num_splits + split) * (VALUE_SIZE + 2)
         tl.store(partial_ptr + place[:, None] + columns[None, :], acc, mask=out_mask)
         tl.store(partial_ptr + place + VALUE_SIZE, largest, mask=is_row)
         tl.store(partial_ptr + place + VALUE_SIZE + 1, total, mask=is_row)
@@ -303,6 +338,8 @@ def paged_attention(
     lse: Tensor | None = None,
     is_chunked: bool = False,
 ) -> Tensor:
+    if lse is not None:
+        raise ValueError("paged_attention on a GPU takes no lse")
     where = (block_table, query_start_loc, seq_lens)
     if are_latents(key_cache, value_cache):
         told = (query, key_cache, value_cache, *where, scale, sliding_window, logits_soft_cap)
@@ -311,21 +348,14 @@ def paged_attention(
     _, kv_heads, block_size, row_size = key_cache.shape
     *caches, number_format = stored_numbers(key_cache, value_cache, head_size)
     num_requests, blocks = block_table.shape
-    is_decode = num_tokens == num_requests and not tuning.is_fixed()
     item_size = 4 if query.dtype is torch.float32 else min(2, key_cache.itemsize)
-    group, value_size = num_heads // kv_heads, _value_size(key_cache, value_cache, head_size, lse)
-    tiling = choose_tiling(group, max(head_size, value_size), is_decode, item_size, query.device)
-    tiles = tiling.num_tiles(num_tokens, num_requests)
-    splits = num_splits(tiles * kv_heads, blocks * block_size, tuning.num_processors(query.device))
-    # Only a program of one token writes zeros where it is of no request.
-    new = query.new_empty if tiling.block_q == 1 else query.new_zeros
+    group, value_size = num_heads // kv_heads, value_size_of(key_cache, value_cache, head_size)
+    heads = Heads(kv_heads, group, max(head_size, value_size), item_size)
+    passes = plan_passes(num_tokens, num_requests, heads, blocks * block_size, query.device)
+    # Only a decode step's programs write zeros where a token is of no request.
+    new = query.new_empty if passes[0].is_decode else query.new_zeros
     out = new((num_tokens, num_heads, value_size))
-    partial = out if splits == 1 else room_for_partials(query, value_size, splits)
-    paged_attention_kernel[(tiles, kv_heads, splits)](
-        out,
-        partial,
-        query,
-        *caches,
+    arguments = (
         *where,
         *(out if per_head is None else per_head for per_head in (alibi_slopes, sinks)),
         scale * _LOG2_E.value,
@@ -335,36 +365,56 @@ def paged_attention(
         *query.stride()[:2],
         *(tensor.stride(0) for tensor in (key_cache, value_cache, block_table)),
         num_heads,
-        splits,
-        GROUP=group,
-        BLOCK_SIZE=block_size,
-        HEAD_SIZE=head_size,
-        VALUE_SIZE=value_size,
-        ROW_SIZE=row_size,
-        FORMAT=number_format,
-        **_terms(sliding_window, is_chunked, logits_soft_cap, alibi_slopes, sinks),
-        IS_SPLIT=splits > 1,
-        **(tiling.launch() | chained(query.device)),
     )
-    return out if splits == 1 else merge(out, partial, query_start_loc, tiling.block_d)
+    constants = {
+        "GROUP": group,
+        "BLOCK_SIZE": block_size,
+        "HEAD_SIZE": head_size,
+        "VALUE_SIZE": value_size,
+        "ROW_SIZE": row_size,
+        "FORMAT": number_format,
+        **_terms(sliding_window, is_chunked, logits_soft_cap, alibi_slopes, sinks),
+    }
+    for one in passes:
+        rows = tile_rows(key_cache, value_cache, head_size, sliding_window, one.tiling)
+        constants["BY_DESCRIPTOR"] = rows is not None
+        _attend(
+            one, out, query, query_start_loc, (*caches, *(rows or caches), *arguments), constants
+        )
+    return out
+
+
+def _attend(
+    one: Pass,
+    out: Tensor,
+    query: Tensor,
+    query_start_loc: Tensor,
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+) -> None:
+    """Run one of a step's passes, and the merge of its splits."""
+    partial = out
+    if one.splits > 1:
+        owners = one.num_owners(len(query))
+        partial = room_for_partials(query, out.shape[2], one.splits, owners)
+    grid = (one.num_tiles, query.shape[1] // constants["GROUP"], one.splits)
+    paged_attention_kernel[grid](
+        *(out, partial, query, *arguments, one.splits, one.fewest),
+        **constants,
+        **one.launch(),
+        **chained(query.device),
+    )
+    if one.splits > 1:
+        block_q = one.tiling.block_q if one.by_request else 0
+        merge(out, partial, query_start_loc, one.tiling.block_d, block_q)
 
 
 def _terms(
-    window: int,
-    is_chunked: bool,
-    soft_cap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
+    window: int, is_chunked: bool, soft_cap: float, slopes: Tensor | None, sinks: Tensor | None
 ) -> dict[str, bool | str]:
     return {
         "HAS_WINDOW": "chunk" if is_chunked and window > 0 else window > 0,
         "HAS_SOFT_CAP": soft_cap > 0,
-        "HAS_ALIBI": alibi_slopes is not None,
+        "HAS_ALIBI": slopes is not None,
         "HAS_SINKS": sinks is not None,
     }
-
-
-def _value_size(key_cache: Tensor, value_cache: Tensor, head_size: int, lse: Tensor | None) -> int:
-    if lse is not None:
-        raise ValueError("paged_attention on a GPU takes no lse")
-    return value_size_of(key_cache, value_cache, head_size)

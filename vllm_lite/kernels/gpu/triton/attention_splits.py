@@ -1,17 +1,19 @@
 """Splits of the keys for attention by Triton (flash decoding), and the tiles of a step's queries.
 
 A tile is of one request's queries. If few programs would leave the device idle, each attends to a
-split of its keys, and a second kernel merges the results.
+split of its keys, and a second kernel merges the results. A step of requests of several lengths
+takes two passes: prompts by their tiles, and requests whose queries fit decode's by those.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
@@ -47,7 +49,7 @@ def find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr)
     return low - 1
 
 
-@triton.jit(do_not_specialize=["num_requests", "num_splits"])
+@triton.jit(do_not_specialize=["num_requests", "num_splits", "block_q"])
 def merge_splits_kernel(
     out_ptr,
     partial_ptr,
@@ -55,6 +57,7 @@ def merge_splits_kernel(
     num_requests,
     num_heads,
     num_splits,
+    block_q,
     SPLITS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -62,8 +65,18 @@ def merge_splits_kernel(
 ):
     begin_next_and_wait(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)  # token * H + head
+    token = row // num_heads
+    is_own = token >= 0
+    if block_q > 0:
+        # (request * block_q + query) * H + head; requests of more queries were not split.
+        request = token // block_q
+        query = token % block_q
+        start = tl.load(query_start_loc_ptr + request).to(tl.int64)
+        query_len = tl.load(query_start_loc_ptr + request + 1) - start
+        is_own = (query_len <= block_q) & (query < query_len)
+        token = start + query
     # Of a token of no request nothing was written; it gets zeros.
-    is_token = row // num_heads < tl.load(query_start_loc_ptr + num_requests)
+    is_token = is_own & (token < tl.load(query_start_loc_ptr + num_requests))
     splits = tl.arange(0, SPLITS)
     is_split = splits < tl.where(is_token, num_splits, 0)
     columns = tl.arange(0, BLOCK_D)
@@ -80,7 +93,9 @@ def merge_splits_kernel(
     keep = tl.exp2(largest - tl.where(most == float("-inf"), 0.0, most))
     whole = tl.sum(total * keep, axis=0)
     out = tl.sum(acc * keep[:, None], axis=0) / tl.where(whole == 0.0, 1.0, whole)
-    tl.store(out_ptr + row * HEAD_SIZE + columns, out, mask=is_column)
+    out_row = token * num_heads + row % num_heads
+    is_stored = columns < tl.where(is_own, HEAD_SIZE, 0)
+    tl.store(out_ptr + out_row * HEAD_SIZE + columns, out, mask=is_stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,7 @@ class Tiling:
     block_d: int
     num_warps: int
     num_stages: int
+    reads_by_descriptor: bool = False
 
     def num_tiles(self, num_tokens: int, num_requests: int) -> int:
         """Enough tiles for requests of any lengths; surplus programs return at once."""
@@ -130,6 +146,7 @@ def choose_tiling(
         block_d=block_d,
         num_warps=tile.num_warps if block_m == tile.rows else max(tile.num_warps, 8),
         num_stages=tile.num_stages,
+        reads_by_descriptor=tile.reads_by_descriptor,
     )
 
 
@@ -142,22 +159,128 @@ def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
     return max(1, wanted)
 
 
-def room_for_partials(query: Tensor, value_size: int, splits: int) -> Tensor:
-    """Allocate partial results of query [T, H, D]: [T, H, splits, value_size + 2] float32."""
-    shape = (*query.shape[:2], splits, value_size + 2)
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Heads of a layer and bytes of an item of its cache, from which tiles and splits follow."""
+
+    num_kv_heads: int
+    group: int  # query heads a kv-head
+    size: int
+    item_size: int  # as of choose_tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One launch of a step's attention: over all requests, or over some of certain lengths."""
+
+    tiling: Tiling
+    num_tiles: int
+    splits: int
+    # Requests of fewer queries are another pass's.
+    fewest: int = 0
+    # A tile for each request; those of more queries than it holds are another pass's.
+    by_request: bool = False
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether there is a program for each token."""
+        return self.tiling.block_q == 1 and not self.by_request
+
+    def num_owners(self, num_tokens: int) -> int:
+        """Of partial results of a head: tokens, or places in requests' tiles."""
+        return self.num_tiles * self.tiling.block_q if self.by_request else num_tokens
+
+    def launch(self) -> dict[str, bool | int]:
+        """The pass as a launch's constants."""
+        return {
+            "BY_REQUEST": self.by_request,
+            "IS_SPLIT": self.splits > 1,
+            **self.tiling.launch(),
+        }
+
+
+def plan_passes(
+    num_tokens: int, num_requests: int, heads: Heads, max_seq_len: int, on: torch.device
+) -> tuple[Pass, ...]:
+    """Choose the passes of a step, in this order.
+
+    The first one's merge writes the second one's tokens too, of which it has no results.
+    """
+    processors = tuning.num_processors(on)
+
+    def tiling(is_decode: bool) -> Tiling:
+        return choose_tiling(heads.group, heads.size, is_decode, heads.item_size, on)
+
+    def splits(num_tiles: int) -> int:
+        return num_splits(num_tiles * heads.num_kv_heads, max_seq_len, processors)
+
+    if not tuning.is_fixed():
+        decode = tiling(is_decode=True)
+        if num_tokens == num_requests:
+            return (Pass(decode, num_tokens, splits(num_tokens)),)
+        decode = replace(decode, block_q=decode.block_m // heads.group)
+        few = Pass(decode, num_requests, splits(num_requests), by_request=True)
+        if num_tokens <= decode.block_q:
+            return (few,)
+    prompts = tiling(is_decode=False)
+    num_tiles = prompts.num_tiles(num_tokens, num_requests)
+    many = Pass(prompts, num_tiles, splits(num_tiles))
+    if num_requests == 1 or tuning.is_fixed():
+        return (many,)
+    return replace(many, fewest=decode.block_q + 1), few
+
+
+def tile_rows(
+    key_cache: Tensor, value_cache: Tensor, head_size: int, window: int, tiling: Tiling
+) -> tuple[TensorDescriptor, TensorDescriptor] | None:
+    """Descriptors of [blocks, heads * block size, head size], if tiles are to be read by them.
+
+    A tile has to lie in one block of a 16-bit cache, and a row to fill it without a mask.
+    """
+    size = key_cache.shape[3]
+    if (
+        not tiling.reads_by_descriptor
+        or key_cache.itemsize != 2
+        or not size == value_cache.shape[3] == head_size == tiling.block_d
+        or key_cache.shape[2] % tiling.block_n
+        or window > 0  # all tiles have masks
+        or any(c.data_ptr() % 16 or c.stride(0) % 8 for c in (key_cache, value_cache))
+    ):
+        return None
+    blocks, heads, block_size, _ = key_cache.shape
+    shape, block = [blocks, heads * block_size, size], [1, tiling.block_n, size]
+    keys, values = (
+        TensorDescriptor(cache, shape, [cache.stride(0), size, 1], block)
+        for cache in (key_cache, value_cache)
+    )
+    return keys, values
+
+
+def room_for_partials(query: Tensor, value_size: int, splits: int, num_owners: int) -> Tensor:
+    """Allocate partial results of query [T, H, D]: [owners, H, splits, value_size + 2] float32.
+
+    Owners are the tokens, or places of tokens in requests' tiles.
+    """
+    shape = (num_owners, query.shape[1], splits, value_size + 2)
     return query.new_empty(shape, dtype=torch.float32)
 
 
-def merge(out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int) -> Tensor:
-    """Merge partial results [T, H, splits, D + 2] into out [T, H, D]."""
-    num_tokens, num_heads, splits, _ = partial.shape
-    merge_splits_kernel[(num_tokens * num_heads,)](
+def merge(
+    out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int, block_q: int = 0
+) -> Tensor:
+    """Merge partial results [T, H, splits, D + 2] into out [T, H, D].
+
+    With `block_q` they are [requests * block_q, H, splits, D + 2], of requests of no more queries.
+    """
+    num_owners, num_heads, splits, _ = partial.shape
+    merge_splits_kernel[(num_owners * num_heads,)](
         out,
         partial,
         query_start_loc,
         len(query_start_loc) - 1,
         num_heads,
         splits,
+        block_q,
         SPLITS=triton.next_power_of_2(splits),
         HEAD_SIZE=out.shape[2],
         BLOCK_D=block_d,

@@ -162,7 +162,7 @@ def latent_attention(
         tiles * head_tiles, blocks_per_request * block_size, tuning.num_processors(query.device)
     )
     out = query.new_zeros((num_tokens, num_heads, value_size))
-    partial = out if splits == 1 else room_for_partials(query, value_size, splits)
+    partial = out if splits == 1 else room_for_partials(query, value_size, splits, num_tokens)
     block_d = max(16, triton.next_power_of_2(value_size))
     latent_attention_kernel[(tiles, head_tiles, splits)](
         out,

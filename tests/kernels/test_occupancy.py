@@ -1,0 +1,39 @@
+"""How many blocks of a kernel a processor holds, by arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
+
+
+@pytest.mark.parametrize(
+    ("target", "warps", "registers", "shared", "blocks"),
+    [
+        (80, 4, 32, 0, 16),  # all 64 warps
+        (80, 4, 33, 0, 12),  # 40 registers: 12 warps in each of four parts
+        (90, 8, 255, 0, 1),  # two warps in each part
+        (90, 4, 64, 100 * 1024, 2),  # with 1 KiB each
+        (80, 4, 64, 81 * 1024, 2),
+        (80, 4, 64, 81 * 1024 + 1, 1),
+        (89, 1, 16, 0, 24),
+        (89, 8, 16, 0, 6),
+    ],
+)
+def test_the_scarcest_of_a_processor_decides(
+    monkeypatch: pytest.MonkeyPatch,
+    target: int,
+    warps: int,
+    registers: int,
+    shared: int,
+    blocks: int,
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from kernel_resources import blocks_a_processor
+
+    figures = {"registers": registers, "stack": 0, "shared": shared}
+    assert blocks_a_processor(figures, warps, target) == blocks
