@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from vllm_lite.core.memory_budget import DeviceMemory
 
@@ -17,6 +19,30 @@ class StandInMemoryError(RuntimeError):
 
 class StandInFault(RuntimeError):
     """The stand-in is broken for good."""
+
+
+class NoWaits(TorchFunctionMode):
+    """Refuses what would make the host wait, were the stand-in a device.
+
+    That is reading a tensor, and making or indexing one by numbers of the host, which torch copies
+    as it waits.
+    """
+
+    _READS = frozenset(
+        ("tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")
+    )
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        assert name not in self._READS and function is not torch.tensor, name
+        if name in ("__getitem__", "__setitem__"):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            for part in index:
+                is_number = isinstance(part, torch.Tensor) and not part.dim()
+                assert not (is_number or isinstance(part, list)), f"{name} by {part}"
+        return function(*args, **(kwargs or {}))
 
 
 class RepeatedWork:

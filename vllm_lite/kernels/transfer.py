@@ -7,6 +7,9 @@ it done.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,27 +27,46 @@ def to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 class Arriving:
-    """Ids and logits of R rows being copied to the host; any thread may wait for them."""
+    """Tensors of one device, int64 or float32, being copied to the host.
 
-    def __init__(self, token_ids: Tensor, logits: Tensor) -> None:
-        """`token_ids` are [R] int64, `logits` [R] float32."""
-        self._ids, self._logits = token_ids, logits
+    Any thread may wait for them.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        if token_ids.device.type == "cpu":
+        if tensors[0].device.type == "cpu":
+            self._arrays = [tensor.numpy() for tensor in tensors]
             return
-        # Logits travel as integer bits, so that one copy is enough.
-        values = torch.stack([token_ids, logits.view(torch.int32).long()])
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        self._ids, self._logits = host
+        self._likes = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        words = pack(tensors)
+        self._words = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+        self._words.copy_(words, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
-    def wait(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Wait for the copy and return ids and logits."""
-        ids: npt.NDArray[np.int64] = self._ids.numpy()
-        logits: npt.NDArray[np.float32] = self._logits.numpy()
-        if self._event is not None:
-            self._event.synchronize()
-            logits = logits.astype(np.int32).view(np.float32)
-        return ids, logits
+    def wait(self) -> list[npt.NDArray[Any]]:
+        """Wait for the copy and return the tensors' contents."""
+        if self._event is None:
+            return self._arrays
+        self._event.synchronize()
+        return unpack(self._words, self._likes)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors, int64 or float32, as one row of int64, so that one copy is enough."""
+    # Floats travel as their bits.
+    words = [t if t.dtype == torch.int64 else t.view(torch.int32).long() for t in tensors]
+    return torch.cat([part.flatten() for part in words])
+
+
+def unpack(
+    words: Tensor, likes: Sequence[tuple[torch.Size, torch.dtype]]
+) -> list[npt.NDArray[Any]]:
+    """The arrays of a packed row on the host; `likes` are the tensors' shapes and types."""
+    parts = words.split_with_sizes([shape.numel() for shape, _ in likes])
+    return [
+        part.numpy().reshape(shape)
+        if dtype == torch.int64
+        else part.numpy().astype(np.int32).view(np.float32).reshape(shape)
+        for part, (shape, dtype) in zip(parts, likes, strict=True)
+    ]

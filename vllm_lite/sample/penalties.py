@@ -87,6 +87,8 @@ class Penalties:
 
     def __init__(self, rows: list[PenaltyRow]) -> None:
         self._rows = rows
+        # Each further row of a request follows one more draft.
+        self._have_drafts = len({row.slot for row in rows}) < len(rows)
         self._index = np.array([row.row for row in rows], np.int64)
         self._factors = np.array(
             [(row.repetition, row.frequency, row.presence) for row in rows], np.float32
@@ -97,10 +99,11 @@ class Penalties:
         seen = []
         for row in self._rows:
             row.seen.update(outputs[row.row])
-            seen.append((row.seen.ids, row.seen.times.copy()))
-        # Each further row of a request follows one more draft; only the first row is certain.
-        for row in reversed(self._rows):
-            row.seen.rewind(len(outputs[row.row]))
+            times = row.seen.times
+            seen.append((row.seen.ids, times.copy() if self._have_drafts else times))
+        if self._have_drafts:  # only the first row is certain
+            for row in reversed(self._rows):
+                row.seen.rewind(len(outputs[row.row]))
         starts = np.cumsum([0] + [len(ids) for ids, _ in seen])
         ids, times = (np.concatenate(parts) for parts in zip(*seen, strict=True))
         columns = (self._index, starts, ids, times, self._factors)

@@ -6,6 +6,7 @@ for the others temperature, min_p, top_k, top_p, the sample. A row's token depen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_lite.core.step import TokenLogprobs
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.sampling import filter_weights, token_weights
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.sample.bias import Int64s
 from vllm_lite.sample.counter_rng import uniforms
-from vllm_lite.sample.logprobs import gather_logprobs
-from vllm_lite.sample.states import RandomRows, SamplingBatch, TokenTable
+from vllm_lite.sample.logprobs import UnreadLogprobs, gather_logprobs
+from vllm_lite.sample.states import RandomRows, ReportingRows, SamplingBatch, TokenTable
 from vllm_lite.sample.token_mask import TokenMask
 
 RAW_LOGPROBS = "raw_logprobs"
@@ -28,6 +28,7 @@ RAW_LOGITS = "raw_logits"
 PROCESSED_LOGPROBS = "processed_logprobs"
 PROCESSED_LOGITS = "processed_logits"
 LOGPROBS_MODES = (RAW_LOGPROBS, RAW_LOGITS, PROCESSED_LOGPROBS, PROCESSED_LOGITS)
+_NOT_REPORTED = UnreadLogprobs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class Choice:
     token_ids: Tensor  # [R] int64
     # [R] float32, the largest logits: not finite where they admit no token.
     largest: Tensor
-    logprobs: dict[int, TokenLogprobs]
+    # Rows that asked for log-probabilities, and theirs.
+    logprob_rows: Sequence[int] = ()
+    logprobs: UnreadLogprobs = _NOT_REPORTED
 
 
 def rows_without_token(largest: npt.NDArray[np.float32]) -> tuple[list[int], list[int]]:
@@ -72,13 +75,12 @@ class Sampler:
         """One token for each row of `logits` [R, V] float32, which processors modify.
 
         `positions` [R] are the tokens' positions in their slots. `mask` is applied after every bias
-        and penalty, so that a banned token stays banned. Waits for the device only where
-        log-probabilities are asked for.
+        and penalty, so that a banned token stays banned. Does not wait for the device.
         """
-        reports = bool(batch.logprob_rows)
+        reporting = batch.reporting
         raw: Tensor | None = None
-        if reports and self._is_raw and (batch.processors or mask is not None):
-            raw = logits[batch.logprob_rows]
+        if reporting and self._is_raw and (batch.processors or mask is not None):
+            raw = logits[reporting.index]
         if batch.processors:
             outputs = self._table.outputs(batch.slots, positions)
             for processor in batch.processors:
@@ -89,12 +91,12 @@ class Sampler:
             tokens, largest = ops().greedy_tokens(logits)
         else:
             tokens, largest = self._draw(logits, batch.random, positions)
-        logprobs: dict[int, TokenLogprobs] = {}
-        if reports:
-            if not self._is_raw:
-                raw = _processed(logits, batch)
-            logprobs = self._report(logits, raw, tokens, batch)
-        return Choice(tokens, largest, logprobs)
+        if reporting is None:
+            return Choice(tokens, largest)
+        if not self._is_raw:
+            raw = _processed(logits, batch.random, reporting.index)
+        logprobs = self._report(logits, raw, tokens, reporting)
+        return Choice(tokens, largest, reporting.rows, logprobs)
 
     def _draw(self, logits: Tensor, random: RandomRows, positions: Int64s) -> tuple[Tensor, Tensor]:
         num_outputs = positions - self._table.num_prompt_tokens[random.slots]
@@ -109,26 +111,23 @@ class Sampler:
         )
 
     def _report(
-        self, logits: Tensor, copies: Tensor | None, tokens: Tensor, batch: SamplingBatch
-    ) -> dict[int, TokenLogprobs]:
+        self, logits: Tensor, copies: Tensor | None, tokens: Tensor, reporting: ReportingRows
+    ) -> UnreadLogprobs:
         """Log-probabilities of the rows that asked, from `copies` of them where there are some."""
-        rows = torch.tensor(batch.logprob_rows, device=logits.device)
-        chosen = tokens[rows]
+        rows: Sequence[int] = reporting.rows
+        index, chosen = reporting.index, tokens[reporting.index]
         if copies is not None:
-            logits, rows = copies, torch.arange(len(rows), device=logits.device)
-        found = gather_logprobs(
-            logits, rows, chosen, batch.candidates, is_normalized=self._is_normalized
-        )
-        return dict(zip(batch.logprob_rows, found, strict=True))
+            logits, rows = copies, range(len(rows))
+            index = torch.arange(len(rows), device=logits.device)
+        candidates, is_normalized = reporting.candidates, self._is_normalized
+        return gather_logprobs(logits, rows, index, chosen, candidates, is_normalized=is_normalized)
 
 
-def _processed(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Logits as they were sampled from, [len(logprob_rows), V]."""
-    rows = batch.logprob_rows
+def _processed(logits: Tensor, random: RandomRows | None, rows: Tensor) -> Tensor:
+    """Logits of `rows` [M] as they were sampled from, [M, V]."""
     processed = logits[rows]
-    if batch.random is None:
+    if random is None:
         return processed
-    random = batch.random
     is_drawn = random.inverse_temperature[rows] != 0
     inverse = random.inverse_temperature[rows].where(is_drawn, 1.0)
     # In double, a weight that underflows float32 is not taken for a filtered one.

@@ -59,6 +59,15 @@ class RandomRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportingRows:
+    """The M rows of a batch that want log-probabilities."""
+
+    rows: list[int]
+    index: Tensor  # [M] int64: the same, on the device
+    candidates: list[Candidates]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """How to sample the R rows of one batch."""
 
@@ -67,9 +76,8 @@ class SamplingBatch:
     processors: tuple[Processor, ...]
     # None where all rows are greedy.
     random: RandomRows | None
-    # Rows that want log-probabilities, and which candidates each.
-    logprob_rows: list[int]
-    candidates: list[Candidates]
+    # None where no row wants log-probabilities.
+    reporting: ReportingRows | None
 
     @property
     def reads_outputs(self) -> bool:
@@ -79,7 +87,7 @@ class SamplingBatch:
     @property
     def is_greedy_alone(self) -> bool:
         """Whether the largest of the model's own logits is all that any row asks for."""
-        return self.random is None and not self.processors and not self.logprob_rows
+        return self.random is None and not self.processors and self.reporting is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +200,17 @@ class SamplingStates:
             for row, slot in enumerate(slots.tolist())
             if slot in self._rare
         ]
-        reporting = [(row, r.candidates) for row, _, r in rare if r.candidates is not None]
+        candidates = {row: r.candidates for row, _, r in rare if r.candidates is not None}
         return SamplingBatch(
             slots=slots,
             processors=self._processors(rare),
             random=self._random_rows(slots, is_random) if is_random.any() else None,
-            logprob_rows=[row for row, _ in reporting],
-            candidates=[wanted for _, wanted in reporting],
+            reporting=self._reporting_rows(candidates) if candidates else None,
         )
+
+    def _reporting_rows(self, candidates: dict[int, Candidates]) -> ReportingRows:
+        index = self._tensor(np.array(list(candidates), np.int64))
+        return ReportingRows(list(candidates), index, list(candidates.values()))
 
     def _random_rows(self, slots: Int64s, is_random: npt.NDArray[np.bool_]) -> RandomRows:
         inverse_temperature = np.zeros(len(slots), np.float32)

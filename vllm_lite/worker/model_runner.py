@@ -3,13 +3,13 @@
 Logits are computed only for the positions that sample or report; a row with unsound logits fails
 its own request alone. On a GPU a step is submitted and its answer read later: the next step reads
 the ids on the device. The host waits earlier only for what it needs itself: the tokens of requests
-with penalties or banned words of several tokens, and log-probabilities.
+with penalties or banned words of several tokens, and log-probabilities of prompts.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import DoneOutput, PendingOutput
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
 from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM, PoolingModel
 from vllm_lite.pooling_params import PoolingParams
@@ -139,12 +139,12 @@ class ModelRunner:
         sampling = self._sampling.batch(batch.plan.sampling_slots)
         is_greedy = masks is None and sampling.is_greedy_alone
         if is_greedy and computed.greedy is not None:
-            return Choice(*computed.greedy, {})
+            return Choice(*computed.greedy)
         hidden = computed.hidden
         if batch.last_tokens is not None:
             hidden = hidden[batch.last_tokens]
         if is_greedy:
-            choice = Choice(*self._model.greedy_tokens(hidden), {})
+            choice = Choice(*self._model.greedy_tokens(hidden))
         else:
             logits = computed.logits
             if logits is None:
@@ -166,7 +166,7 @@ class ModelRunner:
 
 
 class _Answer:
-    """The answer to one step, whose ids are being copied to the host."""
+    """The answer to one step, whose ids and log-probabilities are being copied to the host."""
 
     def __init__(
         self,
@@ -180,12 +180,15 @@ class _Answer:
         """Stays in `unread` until it is read; `synthetic` keeps drafts by chance."""
         self._synthetic = synthetic
         self.plan = plan
-        self._logprobs = choice.logprobs
+        self._choice = choice
+        # By row, once they are read.
+        self._logprobs: dict[int, TokenLogprobs] = {}
         self._output = output
         self._states = states
         self._tenancies = states.tenancies[plan.sampling_slots]
         self._unread = unread
-        self._arriving: Arriving | None = Arriving(choice.token_ids, choice.largest)
+        tensors = choice.token_ids, choice.largest, *choice.logprobs.tensors
+        self._arriving: Arriving | None = Arriving(*tensors)
         unread.append(self)
 
     def get(self) -> ModelRunnerOutput:
@@ -196,12 +199,19 @@ class _Answer:
             self._enter(*arriving.wait())
         return self._output
 
-    def _enter(self, token_ids: Int64s, largest: npt.NDArray[np.float32]) -> None:
-        """Enter the ids in the output, and in the host's table where the slots are unchanged."""
+    def _enter(
+        self, token_ids: Int64s, largest: npt.NDArray[np.float32], *reported: npt.NDArray[Any]
+    ) -> None:
+        """Enter the ids in the output, and in the host's table where the slots are unchanged.
+
+        `reported` are those of log-probabilities.
+        """
         plan, output, states = self.plan, self._output, self._states
         slots, positions, table = plan.sampling_slots, plan.sampled_positions, states.tokens
         request_ids = plan.sampling_ids
         failed, stuck = rows_without_token(largest)
+        found = self._choice.logprobs.read(reported)
+        self._logprobs = dict(zip(self._choice.logprob_rows, found, strict=True))
         is_theirs = states.tenancies[slots] == self._tenancies
         if plan.has_drafts:
             drafts = table.token_ids[slots, positions]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm_lite.core.step import TokenLogprobs
+from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.worker.profile import MAX_PROMPT_LOGIT_ELEMENTS
@@ -59,6 +60,7 @@ class PromptLogprobs:
         for start in range(0, len(targets), size):
             logits = self._model.compute_logits(hidden[start : start + size])
             part = targets[start : start + size]
-            rows = torch.arange(len(part), device=part.device)
-            found += gather_logprobs(logits, rows, part, [wanted] * len(part))
+            rows, index = range(len(part)), torch.arange(len(part), device=part.device)
+            unread = gather_logprobs(logits, rows, index, part, [wanted] * len(part))
+            found += unread.read(Arriving(*unread.tensors).wait())
         return found

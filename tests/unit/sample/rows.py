@@ -64,7 +64,9 @@ class Rows:
         batch = self.states.batch(chosen)
         choice = self.sampler.choose(logits.clone(), batch, self.num_tokens[chosen], mask)
         failed, stuck = rows_without_token(choice.largest.numpy())
-        return SamplerOutput(choice.token_ids.tolist(), failed, stuck, choice.logprobs)
+        found = choice.logprobs.read([tensor.numpy() for tensor in choice.logprobs.tensors])
+        logprobs = dict(zip(choice.logprob_rows, found, strict=True))
+        return SamplerOutput(choice.token_ids.tolist(), failed, stuck, logprobs)
 
     def append(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
         """Make sampled tokens known."""

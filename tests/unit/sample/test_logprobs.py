@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.unit.sample.rows import Case, sample_once
+from vllm_lite.core.step import TokenLogprobs
+from vllm_lite.kernels.transfer import pack, unpack
 from vllm_lite.sample.logprobs import gather_logprobs
 from vllm_lite.sampling_params import SamplingParams
+
+
+def gathered(logits: torch.Tensor, *args: Any, **options: Any) -> list[TokenLogprobs]:
+    """Log-probabilities of each row, which go to the host the way of a GPU's."""
+    rows = range(len(logits))
+    unread = gather_logprobs(logits, rows, torch.tensor(rows), *args, **options)
+    likes = [(tensor.shape, tensor.dtype) for tensor in unread.tensors]
+    return unread.read(unpack(pack(unread.tensors), likes))
 
 
 def test_the_sampled_token_comes_first_then_the_candidates_in_order() -> None:
     logits = torch.randn(4, 5003)
     logprobs = logits.log_softmax(-1)
     tokens = torch.tensor([0, 17, 5002, 4096])
-    found = gather_logprobs(logits, torch.arange(4), tokens, [0, 1, 5, 40])
+    found = gathered(logits, tokens, [0, 1, 5, 40])
     for row, (entry, count) in enumerate(zip(found, [0, 1, 5, 40], strict=True)):
         top = logprobs[row].topk(count)
         assert entry.token_ids == [tokens[row].item(), *top.indices.tolist()]
@@ -24,16 +36,13 @@ def test_the_sampled_token_comes_first_then_the_candidates_in_order() -> None:
 
 
 def test_minus_one_reports_the_whole_vocabulary() -> None:
-    row = torch.tensor([0])
-    found = gather_logprobs(torch.randn(1, 9), row, torch.tensor([4]), [-1])[0]
+    found = gathered(torch.randn(1, 9), torch.tensor([4]), [-1])[0]
     assert sorted(found.token_ids[1:]) == list(range(9))
 
 
 def test_chosen_tokens_are_reported_in_the_order_of_the_request() -> None:
-    logits, rows = torch.randn(2, 9), torch.arange(2)
-    chosen, top = gather_logprobs(
-        logits, rows, torch.tensor([4, 5]), [[7, 4, 0], 2], is_normalized=False
-    )
+    logits = torch.randn(2, 9)
+    chosen, top = gathered(logits, torch.tensor([4, 5]), [[7, 4, 0], 2], is_normalized=False)
     assert chosen.token_ids == [4, 7, 4, 0]
     assert chosen.logprobs == logits[0, [4, 7, 4, 0]].tolist()
     assert len(top.token_ids) == 3

@@ -209,7 +209,7 @@ def test_an_all_greedy_batch_carries_nothing() -> None:
     rows = Rows(50)
     rows.put(0, Case(SamplingParams(temperature=0)))
     batch = rows.states.batch(np.array([0]))
-    assert batch.processors == () and batch.random is None and batch.logprob_rows == []
+    assert batch.processors == () and batch.random is None and batch.reporting is None
 
 
 def test_an_unknown_logprobs_mode_is_refused() -> None:

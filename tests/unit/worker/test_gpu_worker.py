@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import write_hf
-from tests.stand_in_device import MIB, StandInDevice, StandInFault
+from tests.stand_in_device import MIB, NoWaits, StandInDevice, StandInFault
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan, plan_kv_cache
@@ -151,6 +151,34 @@ def test_a_step_waits_for_ids_only_where_its_logits_depend_on_them(
     assert worker._runner is not None
     assert len(worker._runner._unread) == (1 if waits else 2)
     assert all(answer.get().sampled_token_ids["r"] for answer in answers)
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+@pytest.mark.parametrize(
+    ("params", "num_reported"),
+    [
+        ({"logprobs": 0}, 1),
+        ({"logprobs": 3, "logit_bias": {3: 5.0}}, 4),
+        ({"logprobs": -1, "temperature": 1.0, "top_p": 0.9}, None),
+        ({"logprob_token_ids": [7, 4, 7], "temperature": 1.0}, 4),
+    ],
+)
+def test_logprobs_are_read_with_the_answer(
+    model: str, params: dict[str, Any], num_reported: int | None, mode: str
+) -> None:
+    config = make_config(model, logprobs_mode=mode, max_logprobs=-1)
+    worker, _ = started(config, StandInDevice())
+    sampling = SamplingParams(**({"temperature": 0} | params))
+    new = NewRequestData("r", [1, 2, 3], sampling, [[1]], 0)
+    steps = [SchedulerOutput([new], {}, {"r": 3}, {"r": 1}, 3, [], [])]
+    steps += [SchedulerOutput([], {}, {"r": 1}, {"r": 1}, 1, [], [])]
+    with NoWaits():
+        answers = [worker.submit(step) for step in steps]
+    for output in (answer.get() for answer in answers):
+        (entry,) = output.logprobs["r"]
+        assert entry.token_ids[0] == output.sampled_token_ids["r"][0]
+        assert len(entry.token_ids) == (num_reported or 1 + config.facts.vocab_size)
+        assert len(entry.logprobs) == len(entry.token_ids) and entry.rank >= 1
 
 
 @pytest.mark.parametrize(("temperature", "num_appended"), [(0.0, 0), (1.0, 1)])
