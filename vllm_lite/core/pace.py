@@ -41,6 +41,8 @@ class StepPace:
         self._is_auto = target is None
         self._target = (target or 0.0) / 1e3
         self._is_on = config.enable_chunked_prefill and target != 0
+        # What the largest backlog asked of a step, since the last one was done.
+        self._least = 0
         # Seconds of a step without prompts, by the bit length of its number of requests.
         self._alone: dict[int, float] = {}
         # Those that a prompt token adds, by the bit length of their number: few cost more each.
@@ -52,12 +54,16 @@ class StepPace:
             return UNLIMITED
         num_decoding = sum(request.num_missing_tokens == 1 for request in running)
         if not num_decoding:
+            self._least = 0
             return UNLIMITED
         tokens = self.tokens_beside(num_decoding)
         if self._is_auto:
             counted = islice(known, len(running) + _MOST_COUNTED)
             backlog = sum(request.num_missing_tokens for request in counted)
-            tokens = max(tokens, backlog // _PATIENCE)
+            least = backlog // _PATIENCE
+            # Until all of it is done: steps that shrink with it would put off the last prompts.
+            self._least = max(self._least, least) if backlog > num_decoding else least
+            tokens = max(tokens, self._least)
         return tokens
 
     def tokens_beside(self, num_decoding: int) -> int:

@@ -61,6 +61,16 @@ def test_many_waiting_prompts_make_the_automatic_steps_longer() -> None:
     assert learned(linear, 20.0).prompt_tokens(running, running + waiting) < 32
 
 
+def test_automatic_steps_stay_long_until_the_waiting_prompts_are_done() -> None:
+    pace, running = learned(linear), requests(1, 1, 1)
+    assert pace.prompt_tokens(running, running + requests(16000)) == 1000
+    assert pace.prompt_tokens(running, running + requests(800)) == 1000
+    assert pace.prompt_tokens(running, running) < 100
+    assert pace.prompt_tokens(running, running + requests(8000)) == 500
+    pace.prompt_tokens([], requests(8000))  # and nobody waits for a token
+    assert pace.prompt_tokens(running, running + requests(800)) < 100
+
+
 def test_nothing_is_limited_before_it_is_known_or_while_nobody_waits_for_a_token() -> None:
     pace, running = StepPace(SchedulerConfig()), requests(1, 300)
     assert pace.prompt_tokens(running, running) == UNLIMITED
