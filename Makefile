@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit slow test-families sanitize bench peers gguf-oracle compare docs wheel site format clean help
+.PHONY: demo serve test lint types unit slow test-families sanitize amx-check bench peers gguf-oracle compare docs wheel site format clean help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
@@ -87,6 +87,9 @@ test-families: $(VENV)/.dev ## every model family under every schedule; writes d
 sanitize: $(VENV)/.dev ## the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/python tests/sanitize.py
 
+amx-check: $(VENV)/.dev ## AMX kernels on a processor that has them: tests, bits and speed
+	$(BIN)/python benchmarks/amx_check.py
+
 bench: $(VENV)/.dev ## offline throughput on the demo model
 	$(BIN)/python benchmarks/compare_peers.py --engines ours --only d --output build/bench
 
@@ -101,7 +104,8 @@ compare: peers ## compare with them: some hours on two cores
 	$(BIN)/python benchmarks/compare_peers.py
 
 # Options are read from the sources, so nothing is installed or built for it, but for the last.
-docs: ## write docs/cli.md, server.md, parsers.md, models.md and quantization.md from the code
+docs: ## write docs/cli.md, server.md, parsers.md, models.md, quantization.md and README's speed
+	$(BIN)/python benchmarks/readme_table.py
 	$(BIN)/python -m tests.unit.cli.make_docs > docs/cli.md
 	$(BIN)/python -m tests.server.make_docs > docs/server.md
 	$(BIN)/python -m tests.unit.parsers.make_docs > docs/parsers.md

@@ -19,9 +19,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from kernels.limits import measure_limits
+from kernels.limits import Limits, best, measure_limits
 from peers.children.session import MARK
 from peers.engines import Engine, Peers, default_peers, engines, write_large_model
 from peers.machine import describe_machine, installed_version
@@ -69,7 +70,8 @@ class Comparison:
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self._path: Path = args.output / "peers.json"
-        self._results = load(self._path if args.resume else Path("-"), describe_machine())
+        machine = describe_machine() | {"date": datetime.now(UTC).date().isoformat()}
+        self._results = load(self._path if args.resume else Path("-"), machine)
         self._engines = chosen_engines(args)
         for engine in self._engines:
             self._results.engines.setdefault(engine.id, {}).update(
@@ -99,14 +101,13 @@ class Comparison:
                     if letters:
                         yield turn, session, engine, "".join(letters)
 
-    def _read_bandwidth(self) -> float:
-        """In GB/s, now; 0 where it cannot be measured. What else was measured is kept."""
+    def _measure_limits(self) -> Limits | None:
+        """The machine's, now; None where they cannot be measured."""
         limits = measure_limits(num_compute_threads())
-        if limits is None:
-            return 0.0
-        self._results.limits.append(asdict(limits))
-        say(f"this machine reads {limits.read_gb_s:.1f} GB/s")
-        return limits.read_gb_s
+        if limits is not None:
+            self._results.limits.append(asdict(limits))
+            say(f"this machine reads {limits.read_gb_s:.1f} GB/s")
+        return limits
 
     def _run_session(self, turn: int, session: Session, engine: Engine, letters: str) -> None:
         reason = engine.missing()
@@ -114,15 +115,12 @@ class Comparison:
             about = self._results.engines[engine.id]
             about.setdefault("version", installed_version(engine.python, DISTRIBUTIONS))
             self._results.weight_bytes[engine.id] = engine.weight_bytes()
-            if session.name == "server":
-                reason = self._run_server(turn, session, engine, letters)
-            elif engine.is_ours:
-                # Beside the steps: a neighbour, or a clock, halves it within minutes.
-                before = self._read_bandwidth()
-                reason = self._run_offline(turn, session, engine, letters)
-                self._results.set_bandwidth(turn, engine.id, max(before, self._read_bandwidth()))
-            else:
-                reason = self._run_offline(turn, session, engine, letters)
+            run = self._run_server if session.name == "server" else self._run_offline
+            # Beside the work: a neighbour, or a clock, halves them within minutes.
+            before = self._measure_limits() if engine.is_ours else None
+            reason = run(turn, session, engine, letters)
+            if engine.is_ours and (limits := best([before, self._measure_limits()])) is not None:
+                self._results.set_limits(turn, engine.id, asdict(limits))
         if reason:
             say(f"    failed: {reason}")
             self._results.add(turn, engine.id, session.name, error=reason)

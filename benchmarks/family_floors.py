@@ -5,9 +5,7 @@
     python benchmarks/family_floors.py --shapes dense --context 512 --sequences 8 32 64
 
 Each shape has random bfloat16 weights and an engine of its own; they take turns. The floor of a
-step is the sum of its parts', as one follows the other: weights that all tokens use, experts (those
-that the step is expected to choose), keys, values and states. A part takes the longer of reading it
-and of its multiplications, at the machine's limits as measured before and after. What counts is
+step is kernels/roofline.py's, at the machine's limits as measured before and after. What counts is
 each share beside the dense shape's.
 """
 
@@ -20,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from kernels.limits import Limits, best, measure_limits
+from kernels.limits import best, measure_limits
+from kernels.roofline import Decoder, decode
 from peers.machine import describe_machine
 from peers.shapes import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -55,51 +54,31 @@ if __name__ == "__main__":
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The parameters that all tokens use, those of experts, and what a sequence keeps."""
-
-    shared: int
-    experts: int
-    num_experts: int
-    chosen: int
-    # Bytes read and written a step for one sequence.
-    kept: int
-
-    def floor(self, sequences: int, limits: Limits) -> float:
-        """Seconds that one step of so many sequences takes at least."""
-        share = self.chosen / self.num_experts
-        read = 1 - (1 - share) ** sequences  # of the experts, where tokens choose evenly
-
-        def longer(size: float, operations: float) -> float:
-            return max(size / limits.read_gb_s, operations / limits.bfloat16_gflop_s) / 1e9
-
-        shared = longer(2 * self.shared, 2 * sequences * self.shared)
-        experts = longer(2 * self.experts * read, 2 * sequences * self.experts * share)
-        return shared + experts + longer(sequences * self.kept, 0)
-
-
-def work(config: Mapping[str, Any], context: int) -> Work:
-    """The parts of a step after `context` tokens, by the parameters of transformers' own model."""
+def decoder(config: Mapping[str, Any]) -> Decoder:
+    """The parts of a step, by the parameters of transformers' own model."""
     hf = AutoConfig.for_model(**config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
-    layers = config["num_hidden_layers"]
+    layers, cache, state, pair = config["num_hidden_layers"], 0, 0, 0
     if "state_size" in config:
-        state = config["num_heads"] * config["head_dim"] * config["state_size"]
-        kept = 2 * 4 * layers * state
+        state = 2 * 4 * layers * config["num_heads"] * config["head_dim"] * config["state_size"]
     else:
         head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        kept = 2 * 2 * layers * config["num_key_value_heads"] * head * context
-    # The head reads what the tied embedding holds; an untied embedding is a row a token.
-    return Work(
-        shared=sum(sizes.values()) - experts,
+        cache = 2 * 2 * layers * config["num_key_value_heads"] * head
+        pair = 2 * 2 * layers * config["num_attention_heads"] * head
+    # The head reads what the tied embedding holds; an untied embedding is a row a token. In a
+    # decode step it has as many rows as the layers.
+    return Decoder(
+        layers=sum(sizes.values()) - experts,
+        head=0,
         experts=experts,
         num_experts=config.get("num_experts", 1),
         chosen=config.get("num_experts_per_tok", 1),
-        kept=kept,
+        cache_bytes=cache,
+        state_bytes=state,
+        pair_operations=pair,
     )
 
 
@@ -173,10 +152,10 @@ def main() -> int:
     print(f"limits: {limits.read_gb_s:.1f} GB/s, {limits.bfloat16_gflop_s:.0f} GFLOP/s in bfloat16")
     print(f"{'shape':<10} {'sequences':>9} {'step, ms':>9} {'floor, ms':>9} {'share':>6}")
     for name in args.shapes:
-        parts = work(SHAPES[name], args.context + args.tokens // 2)
+        parts, context = decoder(SHAPES[name]), args.context + args.tokens // 2
         for sequences in args.sequences:
             more = quickest[name, sequences, SHORT + args.tokens] - quickest[name, sequences, SHORT]
-            step, floor = more / args.tokens, parts.floor(sequences, limits)
+            step, floor = more / args.tokens, parts.seconds(decode(sequences, context), limits)
             rows.append({"shape": name, "sequences": sequences, "ms": step * 1e3})
             rows[-1] |= {"floor_ms": floor * 1e3, "share": floor / step}
             print(

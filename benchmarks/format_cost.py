@@ -148,20 +148,26 @@ def forms() -> list[Form]:
         Form("int4 g128", GROUPS, 4 + 16 / 128, integers(4, 128)),
         Form("int4 g32 zeros", GROUPS, 4 + 20 / 32, integers(4, 32, zeros=True)),
         Form("int4 g128 act-order", GROUPS, 4 + 16 / 128, integers(4, 128, order=True)),
+        Form("int6 g128", GROUPS, 6 + 16 / 128, integers(6, 128)),
+        Form("int5 g128", GROUPS, 5 + 16 / 128, integers(5, 128)),
         Form("int3 g128", GROUPS, 3 + 16 / 128, integers(3, 128)),
         Form("int2 g64", GROUPS, 2 + 16 / 64, integers(2, 64)),
         Form("int8 channel", GROUPS, 8, integers(8, 0)),
         Form("W8A8", GROUPS, 8, integers(8, 0, rounding=of_tokens)),
+        Form("W4A8 g128", GROUPS, 4 + 16 / 128, integers(4, 128, rounding=of_tokens)),
         Form("fp8 channel", FLOATS, 8, floats("float8_e4m3fn", 8, 0, torch.float32, of_fp8)),
         Form("fp8 128x128", FLOATS, 8, floats("float8_e4m3fn", 8, 128, torch.float32, of_blocks)),
         Form("NVFP4", FLOATS, 4.5, floats("float4_e2m1", 4, 16, E4M3, None)),
+        Form("MXFP8", FLOATS, 8.25, floats("float8_e4m3fn", 8, 32, E8M0, None)),
+        Form("MXFP6", FLOATS, 6.25, floats("float6_e2m3", 6, 32, E8M0, None)),
         Form("MXFP4", FLOATS, 4.25, floats("float4_e2m1", 4, 32, E8M0, None)),
         Form("nf4 g64", TABLES, 4.5, floats("nf4", 4, 64, torch.float32, None)),
         Form("AQLM 1x16", BOOKS, 2, partial(books, 1)),
         Form("AQLM 2x8", BOOKS, 2, partial(books, 2)),
     ]
-    types = {"Q4_0": 2, "Q4_K": 12, "Q6_K": 14, "IQ4_XS": 23}
-    types |= {"IQ3_S": 21, "IQ3_XXS": 18, "IQ2_XXS": 16, "IQ1_S": 19}
+    types = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12}
+    types |= {"Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23, "IQ3_S": 21, "IQ3_XXS": 18, "IQ2_XXS": 16}
+    types |= {"IQ1_S": 19, "TQ1_0": 34, "TQ2_0": 35}
     for name, ggml_type in types.items():
         elements, size = _cpu.ggml_block(ggml_type)
         found.append(Form(name, GGUF, size * 8 / elements, partial(gguf, name, ggml_type)))

@@ -5,7 +5,8 @@
     VLLM_LITE_CPU_ISA=avx2 python benchmarks/time_kernels.py
 
 The column `torch` is how many times longer torch (oneDNN) takes for the same, where that is asked.
-The limits are measured before and after. A share of 100 % means that nothing is left to gain
+The limits are measured before and after. With `--rounds` every case is timed so often, one round
+after the other, and the median round counts. A share of 100 % means that nothing is left to gain
 without moving fewer bytes or computing less; it is higher where the data lie in a cache. Run it
 on a quiet machine.
 """
@@ -17,6 +18,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,17 +51,23 @@ def text(timing: Timing, limits: Limits | None) -> str:
     return f"{line} {timing.rival_seconds / timing.seconds:4.2f} x"
 
 
-def record(timing: Timing, limits: Limits | None) -> dict[str, Any]:
-    """The same for the file."""
+def record(rounds: Sequence[Timing], limits: Limits | None) -> dict[str, Any]:
+    """The same for the file, of a case's rounds from the quickest to the slowest."""
+    timing = median(rounds)
     return {
         "kernel": timing.case.kernel,
         "size": timing.case.size,
         "microseconds": round(timing.seconds * 1e6, 2),
+        "microseconds_of_rounds": [round(one.seconds * 1e6, 2) for one in rounds],
         "gb_s": round(timing.gb_s, 2),
         "gflop_s": round(timing.gflop_s, 1),
         "share_of_limit": limits and round(timing.share(limits), 4),
         "torch_microseconds": timing.rival_seconds and round(timing.rival_seconds * 1e6, 2),
     }
+
+
+def median(rounds: Sequence[Timing]) -> Timing:
+    return rounds[len(rounds) // 2]
 
 
 def describe(limits: Limits | None) -> str:
@@ -77,6 +85,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="demo")
     parser.add_argument("--match", default="", help="only cases whose line holds this text")
     parser.add_argument("--seconds", type=float, default=0.3, help="of calls for each case")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -88,24 +97,28 @@ def main() -> None:
     dispatch.select_ops("cpu")
     dispatch.set_num_threads(num_threads)
     found = [measure_limits(num_threads)]
-    timings: list[Timing] = []
-    for family in chosen:
-        for case in importlib.import_module(f"kernels.{family}").cases(SHAPES[args.shape]):
-            if args.match in f"{case.kernel} {case.size}":
-                timings.append(measure(case, args.seconds))
-                sys.stderr.write(f"{case.kernel}, {case.size}\n")
-        found.append(measure_limits(num_threads))
+    timings: dict[tuple[str, str], list[Timing]] = {}
+    for number in range(args.rounds):
+        for family in chosen:
+            for case in importlib.import_module(f"kernels.{family}").cases(SHAPES[args.shape]):
+                if args.match in f"{case.kernel} {case.size}":
+                    sys.stderr.write(f"{number + 1}: {case.kernel}, {case.size}\n")
+                    rounds = timings.setdefault((case.kernel, case.size), [])
+                    rounds.append(measure(case, args.seconds))
+            found.append(measure_limits(num_threads))
     limits = best(found)
+    for rounds in timings.values():
+        rounds.sort(key=lambda timing: timing.seconds)
     print(f"kernels: {dispatch.describe()}\n{describe(limits)}\n\n{HEAD}")
-    for timing in timings:
-        print(text(timing, limits))
+    for rounds in timings.values():
+        print(text(median(rounds), limits))
     if args.output_json:
         content = {
             "machine": describe_machine(),
             "kernels": dispatch.describe(),
             "shape": args.shape,
             "limits": limits and asdict(limits),
-            "timings": [record(timing, limits) for timing in timings],
+            "timings": [record(rounds, limits) for rounds in timings.values()],
         }
         args.output_json.write_text(json.dumps(content, indent=1) + "\n")
 

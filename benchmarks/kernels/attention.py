@@ -12,7 +12,7 @@ from vllm_lite.kernels.dispatch import ops
 
 BLOCK = 16
 # (requests, tokens of context that each has)
-DECODES = ((1, 256), (1, 2048), (8, 256), (64, 192), (32, 1024))
+DECODES = ((1, 256), (1, 2048), (1, 8192), (8, 512), (8, 8192), (32, 1024), (64, 192), (64, 512))
 # New tokens of one request, after so many that are cached.
 PREFILLS = ((128, 0), (1024, 0), (512, 1536))
 

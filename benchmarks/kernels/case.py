@@ -10,12 +10,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from kernels.limits import Limits
+from kernels.limits import Arithmetic, Limits
 
-Arithmetic = Literal["float32", "bfloat16", "int8"]
-# More than the last-level cache of most processors.
+# More than the last-level cache of most processors; limits.cpp reads as much.
 BEYOND_CACHES = 256 << 20
 MIN_CALLS, MAX_CALLS = 8, 4000
 
@@ -75,7 +73,8 @@ class Timing:
 
     def share(self, limits: Limits) -> float:
         """Share of the binding limit; above 1 if the data are cached."""
-        return floor_seconds(self.case, limits) / self.seconds
+        case = self.case
+        return limits.seconds(case.num_bytes, case.num_operations, case.arithmetic) / self.seconds
 
 
 def measure(case: Case, seconds: float) -> Timing:
@@ -101,20 +100,6 @@ def _median_call(
         call()
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken)
-
-
-def floor_seconds(case: Case, limits: Limits) -> float:
-    """The longer of moving the bytes and doing the arithmetic.
-
-    A processor without an instruction for a type does its work in float32.
-    """
-    rates = {
-        "float32": limits.float32_gflop_s,
-        "bfloat16": max(limits.bfloat16_gflop_s, limits.float32_gflop_s),
-        "int8": max(limits.int8_gop_s, limits.float32_gflop_s),
-    }
-    moving = case.num_bytes / (limits.read_gb_s * 1e9)
-    return max(moving, case.num_operations / (rates[case.arithmetic] * 1e9))
 
 
 def copies(num_bytes: float) -> int:

@@ -14,7 +14,9 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Literal
 
+Arithmetic = Literal["float32", "bfloat16", "int8"]
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # Portable vectors of 64 bytes are passed about: no compiler need warn that their layout may differ.
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-pthread", "-Wno-psabi")
@@ -28,6 +30,18 @@ class Limits:
     float32_gflop_s: float
     bfloat16_gflop_s: float
     int8_gop_s: float
+
+    def seconds(self, num_bytes: float, operations: float, arithmetic: Arithmetic) -> float:
+        """The longer of moving the bytes and doing the operations.
+
+        A processor without an instruction for a type does its work in float32.
+        """
+        rates = {
+            "float32": self.float32_gflop_s,
+            "bfloat16": max(self.bfloat16_gflop_s, self.float32_gflop_s),
+            "int8": max(self.int8_gop_s, self.float32_gflop_s),
+        }
+        return max(num_bytes / self.read_gb_s, operations / rates[arithmetic]) * 1e-9
 
 
 def measure_limits(num_threads: int) -> Limits | None:

@@ -1,7 +1,8 @@
 """Measurements in a file: records of each round, and what follows from them.
 
-Medians over rounds, how many times better ours is, and which targets hold are computed from the
-records when they are asked for, so that a file can be added to. Knows no process.
+Medians over rounds, how many times better ours is, its shares of the floor, and which targets hold
+are computed from the records when they are asked for, so that a file can be added to. Knows no
+process.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernels.limits import Limits
+
+from peers.floors import floor_share
 from peers.workloads import (
-    LARGE_STEP_BYTES,
     PAIRS,
     ROWS,
     TARGET_RATIOS,
+    TARGET_SHARES,
     TARGET_VALUES,
     Row,
 )
@@ -35,7 +39,8 @@ class Results:
     # Bytes of the demo model's weights, by engine.
     weight_bytes: dict[str, int] = field(default_factory=dict)
     limits: list[Figures] = field(default_factory=list)
-    # {round, engine, work, values} or {round, engine, work, error}
+    # {round, engine, work, values} or {round, engine, work, error}; ours have the limits that were
+    # measured beside them.
     records: list[dict[str, Any]] = field(default_factory=list)
     # Sessions that were run to their end: [round, engine, session].
     done: list[list[Any]] = field(default_factory=list)
@@ -46,21 +51,23 @@ class Results:
         self.records = [r for r in self.records if (r["round"], r["engine"], r["work"]) != same]
         self.records.append({"round": turn, "engine": engine, "work": work, **content})
 
-    def set_bandwidth(self, turn: int, engine: str, gb_s: float) -> None:
-        """Note what memory gave just before and after the steps that were measured last."""
+    def set_limits(self, turn: int, engine: str, limits: Figures) -> None:
+        """Note what the machine gave just before and after what was measured last."""
         for record in self.records:
-            values = record.get("values", {})
-            is_theirs = record["round"] == turn and record["engine"] == engine
-            if is_theirs and gb_s and "step_ms" in values:
-                values.setdefault("read_gb_s", round(gb_s, 1))
+            if (record["round"], record["engine"]) == (turn, engine) and "values" in record:
+                record.setdefault("limits", limits)
 
     def values(self, row: Row, engine: str) -> list[float]:
         """One value for each round that has one."""
+        return [value for value, _ in self._measured(row, engine)]
+
+    def _measured(self, row: Row, engine: str) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Values with their records."""
         work, _, name = row.name.partition(".")
-        if name == "floor_share":
-            return self._floor_shares(work, engine)
-        found = [r for r in self.records if r["engine"] == engine and r["work"] == work]
-        return [r["values"][name] for r in found if name in r.get("values", {})]
+        for record in self.records:
+            is_of_it = (record["engine"], record["work"]) == (engine, work)
+            if is_of_it and name in record.get("values", {}):
+                yield record["values"][name], record
 
     def median(self, row: Row, engine: str) -> float | None:
         """Over the rounds; None where no round has a value."""
@@ -79,16 +86,28 @@ class Results:
         found = [one["read_gb_s"] for one in self.limits]
         return (min(found), max(found)) if found else None
 
-    def _floor_shares(self, work: str, engine: str) -> list[float]:
-        """The time that reading the weights once would take, as a share of a step's.
+    def floor_share(self, row: Row, engine: str) -> float | None:
+        """The median share of the floor that a row of ours reaches; None where it has none."""
+        weights = self.weight_bytes.get(engine, 0)
+        found: list[float] = []
+        for value, record in self._measured(row, engine):
+            if (limits := self._limits(record)) is not None:
+                share = floor_share(row, engine, value, weights, limits)
+                found += [] if share is None else [share]
+        return statistics.median(found) if found else None
 
-        At the bandwidth that was measured beside the step.
-        """
-        is_large = work.startswith("large-")
-        weights = LARGE_STEP_BYTES if is_large else self.weight_bytes.get(engine, 0)
-        found = [r for r in self.records if r["engine"] == engine and r["work"] == work]
-        steps = [r["values"] for r in found if "read_gb_s" in r.get("values", {})]
-        return [weights / (step["read_gb_s"] * 1e6) / step["step_ms"] for step in steps if weights]
+    def _limits(self, record: dict[str, Any]) -> Limits | None:
+        """Those beside a record; where none were measured there, the run's medians."""
+        if "limits" in record:
+            return Limits(**record["limits"])
+        if not self.limits:
+            return None
+        usual = {
+            name: statistics.median(one[name] for one in self.limits) for name in self.limits[0]
+        }
+        # Older files have the bandwidth alone beside a step.
+        usual["read_gb_s"] = record["values"].get("read_gb_s", usual["read_gb_s"])
+        return Limits(**usual)
 
     @property
     def num_rounds(self) -> int:
@@ -106,6 +125,7 @@ class Line:
     ours: float
     theirs: float | None
     ratio: float | None
+    floor_share: float | None
     target: str
     # None where there is no target.
     is_met: bool | None
@@ -119,15 +139,20 @@ def lines(results: Results) -> Iterator[Line]:
             if ours is None:
                 continue
             ratio = None
-            if row.is_compared and theirs is not None and ours > 0 and theirs > 0:
+            if theirs is not None and ours > 0 and theirs > 0:
                 ratio = row.times_better(ours, theirs)
-            target, is_met = _judge(row, engine, ours, ratio)
-            yield Line(row, engine, peer, ours, theirs, ratio, target, is_met)
+            share = results.floor_share(row, engine)
+            target, is_met = _judge(row, engine, ours, ratio, share)
+            yield Line(row, engine, peer, ours, theirs, ratio, share, target, is_met)
 
 
-def _judge(row: Row, engine: str, ours: float, ratio: float | None) -> tuple[str, bool | None]:
+def _judge(
+    row: Row, engine: str, ours: float, ratio: float | None, share: float | None
+) -> tuple[str, bool | None]:
     key = (row.name, engine)
-    wanted, limit = TARGET_RATIOS.get(key), TARGET_VALUES.get(key)
+    wanted, limit, least = (
+        targets.get(key) for targets in (TARGET_RATIOS, TARGET_VALUES, TARGET_SHARES)
+    )
     verdicts: list[bool] = []
     texts: list[str] = []
     if wanted is not None:
@@ -136,6 +161,9 @@ def _judge(row: Row, engine: str, ours: float, ratio: float | None) -> tuple[str
     if limit is not None:
         texts.append(f"{'<=' if row.is_less_better else '>='} {limit:g} {row.unit}".strip())
         verdicts.append(ours <= limit if row.is_less_better else ours >= limit)
+    if least is not None:
+        texts.append(f"{100 * least:.0f} % of the floor")
+        verdicts += [] if share is None else [share >= least]
     return ", ".join(texts), all(verdicts) if verdicts else None
 
 
@@ -149,15 +177,17 @@ def table(results: Results) -> str:
             continue
         title = f"{results.engines[engine]['weights']}, medians of {results.num_rounds} round(s)"
         found += [f"### {title}", ""]
-        found.append(f"| work | ours | {named.get(peer, peer)} | times better | target | met |")
-        found.append("| --- | ---: | ---: | ---: | --- | --- |")
+        peer_title = named.get(peer, peer)
+        found.append(f"| work | ours | {peer_title} | times better | of the floor | target | met |")
+        found.append("| --- | ---: | ---: | ---: | ---: | --- | --- |")
         found += [_text(line) for line in shown]
         found.append("")
     if bandwidth := results.read_gb_s():
         low, high = bandwidth
         found.append(
-            f"Read bandwidth measured between them: {low:.1f} to {high:.1f} GB/s. Shares of the "
-            "floor are of what was measured just before and after."
+            f"Read bandwidth measured between them: {low:.1f} to {high:.1f} GB/s. The floor is the "
+            "time that a row's bytes (weights, keys and values) and operations take at least, at "
+            "what was measured just before and after it, or else in the median."
         )
     return "\n".join(found)
 
@@ -167,7 +197,9 @@ def _text(line: Line) -> str:
     ratio = "-" if line.ratio is None else f"{line.ratio:.2f}"
     met = {True: "yes", False: "no", None: ""}[line.is_met]
     title = f"{line.row.title}, {line.row.unit}" if line.row.unit else line.row.title
-    return f"| {title} | {_number(line.ours)} | {theirs} | {ratio} | {line.target} | {met} |"
+    share = "-" if line.floor_share is None else f"{100 * line.floor_share:.0f} %"
+    cells = (title, _number(line.ours), theirs, ratio, share, line.target, met)
+    return f"| {' | '.join(cells)} |"
 
 
 def _number(value: float) -> str:
@@ -193,6 +225,11 @@ def save(results: Results, path: Path) -> None:
             f"{line.row.name}, {line.engine} against {line.peer}": round(line.ratio, 3)
             for line in lines(results)
             if line.ratio is not None
+        },
+        "floor_shares": {
+            f"{line.row.name}, {line.engine}": round(line.floor_share, 3)
+            for line in lines(results)
+            if line.floor_share is not None
         },
         "records": results.records,
         "done": results.done,

@@ -152,6 +152,26 @@ def kinds() -> list[str]:
     return ["plain", "trapped"] if can_trap else ["plain"]
 
 
+def can_use_real() -> bool:
+    """Whether `real_tiles` finds instructions to run: the processor's, or those a handler runs."""
+    return "amx" in _cpu.supported_isas() or "trapped" in kinds()
+
+
+@contextmanager
+def real_tiles() -> Iterator[None]:
+    """Run linear layers and attention by tile instructions: the processor's where it has them."""
+    if "amx" not in _cpu.supported_isas():
+        with build("trapped").chosen():
+            yield
+        return
+    before = _cpu.selected_isa()
+    _cpu.select_isa("amx")
+    try:
+        yield
+    finally:
+        _cpu.select_isa(before)
+
+
 @functools.cache
 def build(kind: str) -> EmulatedTiles:
     """Compile the kernels, which takes some seconds."""

@@ -50,6 +50,20 @@ def test_it_equals_the_reference(size: int, narrow: str | None, tiles: EmulatedT
     assert not tiles.is_trapped or tiles.num_trapped > before
 
 
+@pytest.mark.skipif(not emulated_tiles.can_use_real(), reason="no tile instructions can run here")
+@pytest.mark.parametrize("size", [7, 64, 128])
+@pytest.mark.parametrize("narrow", [None, "scaled int8"])
+def test_instructions_give_the_emulated_units_bits(size: int, narrow: str | None) -> None:
+    case = batch(LENS, size=size, dtype=torch.bfloat16, narrow=narrow)
+    before = _cpu.selected_isa()
+    _cpu.select_isa(emulated_tiles.base_isa())
+    with emulated_tiles.build("plain").chosen():
+        want = case.attend()
+    with emulated_tiles.real_tiles():
+        assert torch.equal(case.attend(), want)
+    _cpu.select_isa(before)
+
+
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("heads", [(1, 1), (8, 8), (32, 4), (64, 1)])
 def test_head_groups(heads: tuple[int, int]) -> None:

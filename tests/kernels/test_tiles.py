@@ -24,8 +24,6 @@ from tests.kernels.test_grouped_linear import cases as grouped_cases
 from tests.kernels.test_quantized import EVERY_KIND, awkward_rows, weights
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
-
-# Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
 from vllm_lite.kernels.reference.ops import Ops as reference
 
 # Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
@@ -150,6 +148,40 @@ def test_quantised_linear_on_real_tiles(kind: GGML) -> None:
         want = cpu.quantized_linear(x, packed, None, torch.float32)
         _cpu.select_isa("amx")
         assert torch.equal(cpu.quantized_linear(x, packed, None, torch.float32), want)
+
+
+needs_instructions = pytest.mark.skipif(
+    not emulated_tiles.can_use_real(), reason="no tile instructions can run here"
+)
+
+
+@needs_instructions
+@pytest.mark.usefixtures("below_tiles")
+@pytest.mark.parametrize("inputs", [1, 31, 64, 95, 576])
+def test_instructions_give_the_emulated_units_bits(inputs: int) -> None:
+    """Sums in bfloat16 have an order; the emulated unit's is the processor's."""
+    packed = cpu.pack_linear(torch.randn(70, inputs).bfloat16())
+    emulated = emulated_tiles.build("plain")
+    for height in HEIGHTS:
+        x = torch.randn(height, inputs).bfloat16()
+        with emulated.chosen():
+            want = cpu.linear(x, packed, None, torch.float32)
+        with emulated_tiles.real_tiles():
+            assert torch.equal(cpu.linear(x, packed, None, torch.float32), want)
+
+
+@needs_instructions
+@pytest.mark.usefixtures("below_tiles")
+@pytest.mark.parametrize("name", ["4 bits", "3 bits", "8 bits", "e4m3 blocks", "nvfp4", "permuted"])
+def test_instructions_give_the_emulated_units_bits_by_grouped_weights(name: str) -> None:
+    weight = grouped_cases()[name]()
+    packed = cpu.pack_grouped(weight)
+    for height in (1, 2, 16, 33):
+        x = torch.randn(height, weight.num_inputs).bfloat16()
+        with emulated_tiles.build("plain").chosen():
+            want = cpu.grouped_linear(x, packed, None, torch.float32)
+        with emulated_tiles.real_tiles():
+            assert torch.equal(cpu.grouped_linear(x, packed, None, torch.float32), want)
 
 
 def run_program(source: str, folder: Path) -> subprocess.CompletedProcess[str]:

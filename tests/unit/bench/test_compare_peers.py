@@ -14,6 +14,12 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 OURS, VLLM = "ours-bf16", "vllm"
+LIMITS = {
+    "read_gb_s": 100.0,
+    "float32_gflop_s": 500.0,
+    "bfloat16_gflop_s": 1000.0,
+    "int8_gop_s": 2000.0,
+}
 
 
 @pytest.fixture
@@ -26,33 +32,67 @@ def results(monkeypatch: pytest.MonkeyPatch) -> Any:
 def compared(results: Any, step_ms: dict[str, list[float]]) -> Any:
     found = results.Results({"processor": "one"})
     found.weight_bytes = {OURS: 10**9, VLLM: 10**9}
-    found.limits = [{"read_gb_s": 100.0}]
+    found.limits = [LIMITS]
     for engine, values in step_ms.items():
         found.engines[engine] = {"title": engine, "weights": "bfloat16"}
         for turn, value in enumerate(values, 1):
             found.add(turn, engine, "decode-1", values={"step_ms": value})
-            found.set_bandwidth(turn, engine, 100.0)
+        if engine == OURS:
+            for turn in range(1, len(values) + 1):
+                found.set_limits(turn, engine, LIMITS)
     return found
 
 
 def test_medians_are_compared_and_less_time_is_better(results: Any) -> None:
     found = compared(results, {OURS: [20.0, 1000.0, 10.0], VLLM: [80.0, 90.0, 70.0]})
-    (line, floor) = list(results.lines(found))
+    (line,) = results.lines(found)
     assert (line.ours, line.theirs, line.ratio) == (20.0, 80.0, 4.0)
     assert line.target == "3 x" and line.is_met is True
-    # 1 GB at 100 GB/s takes 10 ms.
-    assert floor.ours == pytest.approx(0.5)
-    assert "| 4.00 | 3 x | yes |" in results.table(found)
+    # 1 GB at 100 GB/s takes 10 ms, and 160 tokens' keys and values in 30 layers next to nothing.
+    assert line.floor_share == pytest.approx(0.5, rel=0.01) and line.floor_share > 0.5
+    assert "| 4.00 | 50 % | 3 x | yes |" in results.table(found)
 
 
-def test_a_step_is_held_against_the_bandwidth_beside_it(results: Any) -> None:
+def row(results: Any, name: str) -> Any:
+    (found,) = (row for row in results.ROWS if row.name == name)
+    return found
+
+
+def test_a_figure_is_held_against_the_limits_beside_it(results: Any) -> None:
     found = compared(results, {OURS: [20.0]})
-    found.add(1, OURS, "large-decode-1", values={"step_ms": 40.0})
-    found.set_bandwidth(1, OURS, 50.0)
     found.add(2, OURS, "decode-1", values={"step_ms": 20.0})
-    found.set_bandwidth(2, OURS, 25.0)
-    (floor,) = (row for row in results.ROWS if row.name == "decode-1.floor_share")
-    assert found.values(floor, OURS) == pytest.approx([0.5, 2.0])
+    found.set_limits(2, OURS, LIMITS | {"read_gb_s": 25.0})
+    # The median of a half and of two.
+    share = found.floor_share(row(results, "decode-1.step_ms"), OURS)
+    assert share == pytest.approx(1.25, rel=0.01)
+
+
+def test_many_rows_are_held_against_operations(results: Any) -> None:
+    found = compared(results, {OURS: [20.0]})
+    found.weight_bytes[OURS] = 269_060_552
+    found.add(1, OURS, "prefill", values={"tokens_per_s": 3000.0})
+    found.add(1, OURS, "offline", values={"tokens_per_s": 1000.0})
+    found.add(1, OURS, "large-decode-64", values={"step_ms": 200.0})
+    # Two operations a parameter (106 millions in the layers) and token, and those of attention:
+    # four a head's number, pair of tokens and layer.
+    prompt = 2 * 106_168_320 * 1024 + 4 * 576 * 30 * 1024 * 1025 / 2
+    prefill = found.floor_share(row(results, "prefill.tokens_per_s"), OURS)
+    assert prefill == pytest.approx(prompt / 1e12 * 3000 / 1024, rel=0.01)
+    tokens = 64 * 255 * 2 * 106_168_320 + 64 * 128 * 2 * 28_311_552
+    offline = found.floor_share(row(results, "offline.tokens_per_s"), OURS)
+    assert offline > tokens / 1e12 * 1000 / (64 * 128)
+    # 1.03 billion parameters without the input embedding.
+    large = found.floor_share(row(results, "large-decode-64.step_ms"), OURS)
+    assert large == pytest.approx(64 * 2 * 1.034e9 / 1e12 / 0.2, rel=0.05)
+
+
+def test_a_row_without_a_floor_or_limits_has_no_share(results: Any) -> None:
+    found = compared(results, {OURS: [20.0]})
+    found.add(1, OURS, "server", values={"ready_s": 2.0})
+    assert found.floor_share(row(results, "server.ready_s"), OURS) is None
+    bare = results.Results({"processor": "one"}, weight_bytes={OURS: 10**9})
+    bare.add(1, OURS, "decode-1", values={"step_ms": 20.0})
+    assert bare.floor_share(row(results, "decode-1.step_ms"), OURS) is None
 
 
 def test_a_missed_target_says_so(results: Any) -> None:
@@ -61,7 +101,7 @@ def test_a_missed_target_says_so(results: Any) -> None:
 
 
 def test_a_figure_without_a_peer_is_shown_and_not_judged_against_it(results: Any) -> None:
-    (line, _) = list(results.lines(compared(results, {OURS: [40.0]})))
+    (line,) = results.lines(compared(results, {OURS: [40.0]}))
     assert (line.theirs, line.ratio, line.is_met) == (None, None, None)
 
 
