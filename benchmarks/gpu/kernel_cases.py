@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm_lite.kernels.gpu.triton import row_products
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
-from vllm_lite.kernels.grouped_weight import GroupedWeight, from_awq, make_grouped
+from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.cache import SCALE_BYTES
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
@@ -332,12 +332,11 @@ def packed(operations: Any, weight: GroupedWeight) -> Any:
 def weight_cases(dtype: torch.dtype, rows: int) -> Iterator[Case]:
     """Grouped weights, and experts."""
     spec = reference_grouped
-    words = torch.randint(-(2**31), 2**31 - 1, (256, 8), dtype=torch.int32)
-    zeros = torch.randint(-(2**31), 2**31 - 1, (4, 8), dtype=torch.int32)
+    codes, zeros = (torch.randint(16, (64, n), dtype=torch.uint8) for n in (256, 4))
     blocks = torch.randint(0, 256, (64, 16, 34), dtype=torch.uint8)  # Q8_0: a scale, 32 codes
     blocks[..., :2] = torch.rand(64, 16, 1).half().view(torch.uint8)
     weights = {
-        "AWQ": from_awq(words, zeros, torch.rand(4, 64).half()),
+        "AWQ": make_grouped(codes, torch.rand(64, 4).half(), 4, zeros=zeros),
         "Q8_0": from_gguf(blocks.flatten(), 8, 64),
         "table of 4 bits": make_grouped(
             torch.randint(16, (64, 256), dtype=torch.uint8),

@@ -19,7 +19,7 @@ from vllm_lite.kernels.gpu.triton import ops, row_products
 from vllm_lite.kernels.gpu.triton.linear import add_parts
 from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.grouped_gguf import from_gguf
-from vllm_lite.kernels.grouped_weight import from_awq, from_gptq, make_grouped
+from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.experts import ExpertStack, Routing
 from vllm_lite.kernels.reference.norm import InputNorm
@@ -225,14 +225,10 @@ def launch_grouped(rows: int) -> None:
         from_gguf(tensor(4096 * 16 * size, dtype=torch.uint8), kind, 4096)
         for kind, size in GGUF_BYTES.items()
     ]
-    words = tensor(4096, 512, dtype=torch.int32)
-    zeros = tensor(32, 512, dtype=torch.int32)
-    weights.append(from_awq(words, zeros, tensor(32, 4096, dtype=torch.float16)))
-    scales = tensor(32, 4096, dtype=torch.float16)
     for bits in (4, 8):
-        words = tensor(4096 * bits // 32, 4096, dtype=torch.int32)
-        zeros = tensor(32, 4096 * bits // 32, dtype=torch.int32)
-        weights += [from_gptq(words, zeros, scales, bits=bits)]
+        codes, zeros = tensor(4096, 4096, dtype=torch.uint8), tensor(4096, 32, dtype=torch.uint8)
+        scales = tensor(4096, 32, dtype=torch.float16)
+        weights.append(make_grouped(codes, scales, bits, 1, zeros=zeros))
     for bits, size in ((2, 128), (3, 128), (4, 16), (8, 4096)):
         codes, table = tensor(4096, 4096, dtype=torch.uint8), tensor(2**bits, dtype=torch.float32)
         kind = torch.float8_e4m3fn if size == 16 else torch.float32

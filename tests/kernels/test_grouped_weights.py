@@ -15,8 +15,6 @@ from vllm_lite.kernels.grouped_weight import (
     GroupedWeight,
     expand,
     expand_rows,
-    from_awq,
-    from_gptq,
     make_grouped,
 )
 from vllm_lite.kernels.pieces import rows_at_once
@@ -42,46 +40,18 @@ def gguf_weight(kind: GGMLQuantizationType, outputs: int) -> tuple[torch.Tensor,
     return expected, from_gguf(raw, int(kind), outputs)
 
 
-def random_words(rows: int, columns: int) -> torch.Tensor:
-    return torch.randint(-(2**31), 2**31 - 1, (rows, columns), dtype=torch.int32)
-
-
-def bits_of(word: int, place: int, bits: int = 4) -> int:
-    return word >> (bits * place) & (2**bits - 1)
-
-
-def awq(inputs: int, outputs: int, group: int) -> tuple[torch.Tensor, GroupedWeight]:
-    words, zeros = random_words(inputs, outputs // 8), random_words(inputs // group, outputs // 8)
-    scales = torch.rand(inputs // group, outputs).half()
-    expected = torch.zeros(outputs, inputs)
-    for i in range(inputs):
-        for o in range(outputs):
-            place = [0, 4, 1, 5, 2, 6, 3, 7][o % 8]
-            code = bits_of(int(words[i, o // 8]), place)
-            zero = bits_of(int(zeros[i // group, o // 8]), place)
-            expected[o, i] = (code - zero) * scales[i // group, o].float()
-    return expected, from_awq(words, zeros, scales)
-
-
-def gptq(
-    inputs: int, outputs: int, group: int, is_ordered: bool, bits: int = 4, less_by: int = 1
+def with_zeros(
+    outputs: int, inputs: int, group: int, bits: int = 4, *, is_ordered: bool = True
 ) -> tuple[torch.Tensor, GroupedWeight]:
-    count = 32 // bits
-    words = random_words(inputs // count, outputs)
-    zeros = random_words(inputs // group, outputs // count)
-    scales = torch.rand(inputs // group, outputs).half()
-    groups = torch.arange(inputs) // group
-    if not is_ordered:
-        groups = groups[torch.randperm(inputs)]
-    expected = torch.zeros(outputs, inputs)
-    for i, g in enumerate(groups.tolist()):
-        for o in range(outputs):
-            zero = bits_of(int(zeros[g, o // count]), o % count, bits) + less_by
-            code = bits_of(int(words[i // count, o]), i % count, bits)
-            expected[o, i] = (code - zero) * scales[g, o].float()
-    is_less = bool(less_by)
-    weight = from_gptq(words, zeros, scales, groups.int(), bits, zeros_are_less_by_one=is_less)
-    return expected, weight
+    """Integers as AWQ's and GPTQ's, whose zero points are less by one: values and weight."""
+    codes = torch.randint(2**bits, (outputs, inputs), dtype=torch.uint8)
+    scales = torch.rand(outputs, inputs // group).half()
+    zeros = torch.randint(2**bits, scales.shape, dtype=torch.uint8)
+    wide = [plane.float().repeat_interleave(group, dim=1) for plane in (zeros, scales)]
+    expected = (codes.float() - 1 - wide[0]) * wide[1]
+    order = None if is_ordered else torch.randperm(inputs)
+    weight = make_grouped(codes, scales, bits, 1, zeros=zeros, permutation=order)
+    return expected if order is None else expected[:, order.argsort()], weight
 
 
 @pytest.mark.parametrize("kind", GROUPED, ids=lambda kind: kind.name)
@@ -94,14 +64,12 @@ def test_gguf_keeps_every_value(kind: GGMLQuantizationType) -> None:
     assert from_gguf(raw, int(kind), 5).nbytes <= larger * raw.nbytes
 
 
-def test_awq_and_gptq_keep_every_value() -> None:
+def test_zero_points_and_orders_keep_every_value() -> None:
     for expected, weight in (
-        awq(64, 16, 32),
-        gptq(64, 16, 32, is_ordered=True),
-        gptq(64, 16, 32, is_ordered=False),
-        gptq(64, 16, 32, is_ordered=True, less_by=0),
-        gptq(64, 16, 32, is_ordered=False, bits=8),
-        gptq(96, 8, 96, is_ordered=True, bits=8, less_by=0),
+        with_zeros(16, 64, 32),
+        with_zeros(16, 64, 32, is_ordered=False),
+        with_zeros(16, 64, 32, bits=8, is_ordered=False),
+        with_zeros(8, 96, 96, bits=8),
     ):
         assert torch.equal(expand(weight), expected)
 
@@ -144,11 +112,8 @@ def test_activations_are_rounded_by_scales_given_or_found() -> None:
 
 
 def test_groups_that_do_not_fit_are_refused() -> None:
-    words, zeros, scales = random_words(8, 8), random_words(2, 1), torch.rand(2, 8).half()
-    with pytest.raises(ValueError, match="as often"):
-        from_gptq(words, zeros, scales, torch.tensor([0] * 33 + [1] * 31))
     with pytest.raises(ValueError, match="in 5 groups"):
-        from_gptq(words, random_words(5, 1), torch.rand(5, 8).half())
+        make_grouped(torch.zeros(8, 64, dtype=torch.uint8), torch.rand(8, 5), 4)
 
 
 def test_groups_that_kernels_cannot_read_are_padded() -> None:
@@ -219,11 +184,11 @@ def test_parts_of_several_types_are_side_by_side() -> None:
     torch.testing.assert_close(ours, x @ torch.cat(values).T + bias, rtol=1e-4, atol=1e-4)
 
 
-def test_linear_with_awq_and_gptq_weights() -> None:
-    check_triton(awq(128, 8, 128)[1], torch.float32)
-    check_triton(gptq(128, 8, 64, is_ordered=False)[1], torch.float32)
-    check_triton(gptq(128, 8, 64, is_ordered=False, bits=8)[1], torch.float32)
-    check_triton(gptq(96, 12, 96, is_ordered=True, bits=8, less_by=0)[1], torch.float32)
+def test_linear_with_zero_points() -> None:
+    check_triton(with_zeros(8, 128, 128)[1], torch.float32)
+    check_triton(with_zeros(8, 128, 64, is_ordered=False)[1], torch.float32)
+    check_triton(with_zeros(8, 128, 64, bits=8, is_ordered=False)[1], torch.float32)
+    check_triton(with_zeros(12, 96, 96, bits=8)[1], torch.float32)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])

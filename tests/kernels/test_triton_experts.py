@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tests.kernels.test_codebooks import random_weight
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu.triton import ops
-from vllm_lite.kernels.grouped_weight import GroupedWeight, from_gptq, make_grouped
+from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.reference import experts as reference_experts
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 
@@ -87,17 +87,13 @@ def test_experts_mlp(dtype: torch.dtype) -> None:
                 torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def words(*shape: int) -> torch.Tensor:
-    return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32)
-
-
 def integers(outputs: int, inputs: int, is_ordered: bool = True) -> GroupedWeight:
-    """Four bits in groups of 32."""
-    groups = torch.arange(inputs) // 32
-    groups = groups if is_ordered else groups[torch.randperm(inputs)]
-    scales = (torch.rand(inputs // 32, outputs) / 16).half()
-    zeros = words(inputs // 32, outputs // 8)
-    return from_gptq(words(inputs // 8, outputs), zeros, scales, groups.int())
+    """Four bits in groups of 32 with zero points less by one."""
+    codes = torch.randint(16, (outputs, inputs), dtype=torch.uint8)
+    scales = (torch.rand(outputs, inputs // 32) / 16).half()
+    zeros = torch.randint(16, scales.shape, dtype=torch.uint8)
+    order = None if is_ordered else torch.randperm(inputs)
+    return make_grouped(codes, scales, 4, 1, zeros=zeros, permutation=order)
 
 
 def around_the_middle(outputs: int, inputs: int) -> GroupedWeight:

@@ -187,57 +187,8 @@ def _expand(weight: GroupedWeight, codes: Tensor, rows: Tensor | slice) -> Tenso
     return values[:, : weight.num_inputs - weight.num_padded]
 
 
-def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """Read AWQ's 4-bit storage: qweight [N, M / 8] and qzeros [G, M / 8] int32, scales [G, M].
-
-    A word holds eight outputs in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first.
-    """
-    order = [0, 4, 1, 5, 2, 6, 3, 7]
-    codes = _numbers(qweight, 4)[..., order].flatten(-2)
-    zeros = _numbers(qzeros, 4)[..., order].flatten(-2)
-    return make_grouped(codes.T, scales.T, 4, zeros=zeros.T)
-
-
-def from_gptq(
-    qweight: Tensor,
-    qzeros: Tensor,
-    scales: Tensor,
-    g_idx: Tensor | None = None,
-    bits: int = 4,
-    *,
-    zeros_are_less_by_one: bool = True,
-) -> GroupedWeight:
-    """Read GPTQ's storage: qweight [N / W, M] and qzeros [G, M / W] int32, scales [G, M].
-
-    A word of qweight holds W = 32 / bits inputs; bits are 4 or 8. Zeros are stored minus one,
-    except in the second format. g_idx [N] is each input's group; if groups are not in order
-    (act-order), inputs are sorted by group. A g_idx of zeros is ignored.
-    """
-    codes = _numbers(qweight, bits).transpose(1, 2).flatten(0, 1)
-    zeros = _numbers(qzeros, bits).flatten(-2)
-    group_size = len(codes) // len(scales)
-    permutation = None
-    if g_idx is not None and bool(g_idx.any()):
-        in_order = torch.arange(len(codes), device=g_idx.device) // group_size
-        if not torch.equal(g_idx.long(), in_order):
-            permutation = g_idx.argsort(stable=True)
-            if not torch.equal(g_idx[permutation].long(), in_order):
-                raise ValueError("g_idx does not name each group as often as the others")
-            codes = codes[permutation]
-    # Added as an offset: a zero point of 256 would not fit a byte.
-    offset = int(zeros_are_less_by_one)
-    return make_grouped(codes.T, scales.T, bits, offset, zeros=zeros.T, permutation=permutation)
-
-
 def _turned(plane: Tensor | None) -> Tensor | None:
     return None if plane is None else plane.T.contiguous()
-
-
-def _numbers(words: Tensor, bits: int) -> Tensor:
-    """Unpack int32 words [...] to [..., 32 / bits] uint8, lowest bits first."""
-    shifts = torch.arange(0, 32, bits, device=words.device, dtype=torch.int32)
-    numbers: Tensor = (words[..., None] >> shifts) & (2**bits - 1)
-    return numbers.to(torch.uint8)
 
 
 _CACHED_CODES = 1 << 20
