@@ -118,7 +118,7 @@ def books(num_books: int, num_outputs: int, num_inputs: int) -> Any:
         signs=None,
         odds=None,
         scales=torch.rand(1, num_outputs).half(),
-        books=torch.randn(num_books, 2 ** (16 // num_books), 8).half(),
+        books=torch.randn(num_books, 2 ** (16 // num_books), 8).bfloat16(),
         group_size=num_inputs,
         num_outputs=num_outputs,
         num_inputs=num_inputs,

@@ -29,6 +29,11 @@ alignas(64) float results[kRows * kOutputs];
 alignas(64) float scales[kPairs * kOutputs];
 std::vector<uint32_t> x(kRows* kStride);
 
+// A book of 65,536 vectors of eight inputs, and indices as they come from memory.
+constexpr int kVectorInputs = 8, kIndices = kInputs / kVectorInputs * kOutputs;
+std::vector<uint16_t> book(65536 * kVectorInputs), indices(kRepeats* kIndices);
+size_t next_index = 0;
+
 __m512 multiply_add(__m512 sum, __m512i pairs, uint32_t of_row) {
   const __m512i broadcast = _mm512_set1_epi32(static_cast<int>(of_row));
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pairs),
@@ -203,6 +208,37 @@ double nanoseconds(Step step) {
   return least;
 }
 
+// The numbers of a book: four vectors to a register, whose words are turned.
+__attribute__((noinline)) void make_from_book() {
+  const uint16_t* index = indices.data() + next_index;
+  next_index = (next_index + kIndices) % indices.size();
+  for (int pair = 0; pair < kPairs; pair += kVectorInputs / 2) {
+    for (int k = 0; k < kVectors; ++k, index += kLanes) {
+      __m512i found[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const auto vector = [&](int lane) {
+          const uint16_t* from = book.data() + index[4 * lane + j] * kVectorInputs;
+          return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        };
+        found[j] = _mm512_castsi128_si512(vector(0));
+        found[j] = _mm512_inserti32x4(found[j], vector(1), 1);
+        found[j] = _mm512_inserti32x4(found[j], vector(2), 2);
+        found[j] = _mm512_inserti32x4(found[j], vector(3), 3);
+      }
+      const __m512i low[2] = {_mm512_unpacklo_epi32(found[0], found[1]),
+                              _mm512_unpacklo_epi32(found[2], found[3])};
+      const __m512i high[2] = {_mm512_unpackhi_epi32(found[0], found[1]),
+                               _mm512_unpackhi_epi32(found[2], found[3])};
+      uint32_t* to = numbers + pair * kOutputs + k * kLanes;
+      _mm512_storeu_si512(to, _mm512_unpacklo_epi64(low[0], low[1]));
+      _mm512_storeu_si512(to + kOutputs, _mm512_unpackhi_epi64(low[0], low[1]));
+      _mm512_storeu_si512(to + 2 * kOutputs, _mm512_unpacklo_epi64(high[0], high[1]));
+      _mm512_storeu_si512(to + 3 * kOutputs, _mm512_unpackhi_epi64(high[0], high[1]));
+    }
+  }
+}
+
 template <int kHeight>
 void whole(const uint32_t* rows) {
   int row = 0;
@@ -236,6 +272,9 @@ int main(int argc, char** argv) {
   std::fill(table, table + 2 * kLanes, uint16_t{0x3800});
   std::fill(scales, scales + kPairs * kOutputs, 1.0f);
   for (int i = 0; i < kInputs * kOutputs; ++i) codes[i] = static_cast<uint8_t>(i * 37 % 120);
+  std::fill(book.begin(), book.end(), uint16_t{0x3800});
+  uint32_t random = 1;
+  for (uint16_t& index : indices) index = (random = random * 1664525 + 1013904223) >> 16;
   std::vector<Measured> all;
   const auto measure = [&](const std::string& name, auto step) {
     const auto is_it = [&](const Measured& m) { return m.name == name; };
@@ -249,6 +288,11 @@ int main(int argc, char** argv) {
     measure("one row, 4 bits 32", [](const uint32_t* row) { multiply_one_row<4>(row, 4); });
     measure("one row, 4 bits 16", [](const uint32_t* row) { multiply_one_row<4>(row, 8); });
     measure("one row, 2 bits 64", [](const uint32_t* row) { multiply_one_row<2>(row, 2); });
+    measure("book alone", [](const uint32_t*) { make_from_book(); });
+    measure("book 64", [](const uint32_t* rows) {
+      make_from_book();
+      in_segments(rows, 1);
+    });
     make_from_four_bits();
     std::fill(results, results + kRows * kOutputs, 0.0f);
     measure("whole 4", whole<4>);

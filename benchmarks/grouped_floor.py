@@ -8,7 +8,8 @@ A segment is the inputs that share a scale: its sums are scaled and added to tot
 rate beside the rate without any, the best of several numbers of rows at once. Making: the share of
 the time that turning codes into bfloat16 numbers takes. Bound: both together, the most that a form
 can reach of bfloat16's speed. One row: the bytes of codes a second that a thread multiplies,
-from the nearest cache. Each is a median over the rounds. Ends with 1 where the processor
+from the nearest cache. A book's vectors of eight inputs lie in the second cache. Each is a median
+over the rounds. Ends with 1 where the processor
 lacks AVX512-BF16, or the system a compiler.
 """
 
@@ -33,6 +34,7 @@ FLAGS = ("-std=c++20", "-O3", "-march=native")
 SEGMENTS = (128, 64, 32, 16)
 FORMS = ("four_bits", "float8")
 CODES = 128 * 32
+VECTORS = CODES // 8
 PRODUCTS = 64 * 64 * 2  # of two vectors: rows, pairs of inputs, and vectors of outputs
 
 Times = dict[str, list[float]]
@@ -111,10 +113,18 @@ def main() -> int:
     for name, speed in one_row.items():
         bits, _, segment = name.split()
         print(f"{bits} bits, segments of {segment:>3}   {speed:6.1f} GB/s")
+    book = {
+        "nanoseconds_of_vector": medians["book alone"] / VECTORS,
+        "rows_64_bound": best / medians["book 64"],
+    }
+    print(
+        f"a vector of a book {book['nanoseconds_of_vector']:.2f} ns, "
+        f"64 rows {book['rows_64_bound']:.2f} of those by plain numbers"
+    )
     if args.output:
         told = {"machine": describe_machine() | {"threads_used": 1}, "rounds": args.rounds}
         told |= {"products_per_ns": PRODUCTS / best, "rows": rows, "nanoseconds": medians}
-        told |= {"one_row_gb_per_s": one_row}
+        told |= {"one_row_gb_per_s": one_row, "book": book}
         args.output.write_text(json.dumps(told, indent=1) + "\n")
     return 0
 

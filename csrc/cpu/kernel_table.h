@@ -558,7 +558,9 @@ struct QuantizedLookup {
 
 // How the codes of a grouped weight become numbers, and its scales float32. In the order of
 // kernels/cpu/grouped.py.
-enum class CodeKind : int64_t { kTable, kInt8, kFloat8E4M3, kFloat8E5M2, kBook, kTwoBooks };
+enum class CodeKind : int64_t {
+  kTable, kInt8, kFloat8E4M3, kFloat8E5M2, kBook, kTwoBooks, kBriefBook, kTwoBriefBooks
+};
 enum class ScaleKind : int64_t { kFloat32, kBFloat16, kFloat16, kFloat8E4M3, kPowerOf2 };
 
 // A weight [M, N]: scale * (number of code - zero) - minimum, by groups of inputs. Panels of kPanel
@@ -569,7 +571,8 @@ struct GroupedWeight {
   const float* super_scales;   // null, or [panels, kPanel]: factors of the scales
   const uint8_t* zeros;        // null, or [panels, G, kPanel]
   const float* minimums;       // null, or [panels, G, kPanel]
-  // Numbers of codes: 256, or 64, repeated. Of books half floats: vectors of eight inputs.
+  // Numbers of codes: 256, or 64, repeated. Of books half floats, of
+  // brief ones bfloat16: vectors of eight inputs.
   const float* table;
   const int64_t* permutation;  // null, or [N]: which input a column multiplies
   CodeKind code_kind;

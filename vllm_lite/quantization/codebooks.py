@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm_lite.config.quantized.schemes import Codebooks
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.codebook_weight import CodebookWeight, expand_books
-from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.dispatch import has_bfloat16_pairs, ops
 from vllm_lite.quantization.gguf import SideBySide
 from vllm_lite.quantization.grouped import GroupedKernel, GroupedTable
 from vllm_lite.quantization.method import (
@@ -106,7 +106,9 @@ class CodebookMethod(UnquantizedLinearMethod):
             raise CheckpointError(
                 "holds numbers that are not finite, or beyond 65,504; fetch the weights again"
             )
-        self._books[number] = half
+        # A CPU multiplies bfloat16 by bfloat16, as the package does.
+        is_brief = self._keeps_packed and self._dtype is torch.bfloat16 and has_bfloat16_pairs()
+        self._books[number] = half.bfloat16() if is_brief else half
         return torch.full(tuple(shape), number, dtype=torch.int32)
 
     def _parts(self, weights: Mapping[str, StoredTensor]) -> list[CodebookWeight]:

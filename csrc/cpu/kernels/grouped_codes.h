@@ -261,8 +261,8 @@ struct Turns {
 };
 #endif
 
-// Numbers of a book of 65,536 vectors, or sums of those of two of 256.
-template <bool kAreTwo>
+// Numbers of a book of 65,536 vectors, or sums of those of two of 256; brief ones are bfloat16.
+template <bool kAreTwo, bool kIsBrief>
 struct BookCodes {
   static constexpr float kFactor = 1.0f;
   static constexpr int kVector = 8;
@@ -307,10 +307,18 @@ struct BookCodes {
           Vec* const two = numbers + 4 * half + 2 * pair;
           const auto first = __builtin_shufflevector(both, both, 0, 1, 2, 3);
           const auto second = __builtin_shufflevector(both, both, 4, 5, 6, 7);
-          two[0] = _mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(first));
-          two[1] = _mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(second));
+          two[0] = floats_of(bit_cast<__m256i>(first));
+          two[1] = floats_of(bit_cast<__m256i>(second));
         }
       }
+    }
+#endif
+#if defined(__AVX512BW__)
+    static Vec floats_of(__m256i numbers) {
+      if constexpr (kIsBrief) {
+        return bit_cast<Vec>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
+      }
+      return _mm512_maskz_cvtph_ps(0xffff, numbers);
     }
 #endif
     const uint8_t* vector(const uint8_t* code, bool is_second) const {
@@ -330,8 +338,8 @@ struct BookCodes {
 #pragma GCC unroll 8
         for (int k = 0; k < 8; ++k) {
           const uint8_t* code = from + 2 * (first + k);
-          rows[k] = halves(vector(code, false));
-          if (kAreTwo) rows[k] = _mm256_add_ps(rows[k], halves(vector(code, true)));
+          rows[k] = eight(vector(code, false));
+          if (kAreTwo) rows[k] = _mm256_add_ps(rows[k], eight(vector(code, true)));
         }
         transpose(rows);
 #pragma GCC unroll 8
@@ -342,14 +350,23 @@ struct BookCodes {
         const uint8_t* first = vector(from + 2 * k, false);
         const uint8_t* second = vector(from + 2 * k, true);
         for (int i = 0; i < kVector; ++i) {
-          numbers[i][k] = half_to_float(first + 2 * i) + (kAreTwo ? half_to_float(second + 2 * i) : 0);
+          numbers[i][k] = number(first + 2 * i) + (kAreTwo ? number(second + 2 * i) : 0);
         }
       }
 #endif
     }
 #if defined(__AVX2__)
-    static __m256 halves(const uint8_t* from) {
-      return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    static __m256 eight(const uint8_t* from) {
+      const __m128i numbers = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      if constexpr (!kIsBrief) return _mm256_cvtph_ps(numbers);
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
+    }
+#else
+    static float number(const uint8_t* from) {
+      if constexpr (!kIsBrief) return half_to_float(from);
+      uint16_t bits;
+      memcpy(&bits, from, sizeof bits);
+      return bit_cast<float>(uint32_t{bits} << 16);
     }
 #endif
   };
@@ -357,7 +374,7 @@ struct BookCodes {
 };
 
 static inline bool has_books(const GroupedWeight& w) {
-  return w.code_kind == CodeKind::kBook || w.code_kind == CodeKind::kTwoBooks;
+  return w.code_kind >= CodeKind::kBook;
 }
 
 // Calls function(codes) with the reader of the weight's codes.
@@ -367,8 +384,10 @@ static inline void with_codes(const GroupedWeight& w, Function&& function) {
     case CodeKind::kInt8: return function(Int8Codes(w));
     case CodeKind::kFloat8E4M3: return function(Float8Codes<true>(w));
     case CodeKind::kFloat8E5M2: return function(Float8Codes<false>(w));
-    case CodeKind::kBook: return function(BookCodes<false>(w));
-    case CodeKind::kTwoBooks: return function(BookCodes<true>(w));
+    case CodeKind::kBook: return function(BookCodes<false, false>(w));
+    case CodeKind::kTwoBooks: return function(BookCodes<true, false>(w));
+    case CodeKind::kBriefBook: return function(BookCodes<false, true>(w));
+    case CodeKind::kTwoBriefBooks: return function(BookCodes<true, true>(w));
     case CodeKind::kTable: break;
   }
   switch (w.bits) {

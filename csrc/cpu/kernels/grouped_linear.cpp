@@ -483,8 +483,8 @@ void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
 void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_panel) {
   alignas(64) float results[kGroupedRows * kPanel];
 #if VLLM_LITE_HAS_GROUPED_PAIRS
-  // Books' numbers are made as they are needed, and not rounded.
-  if (p.are_brief && !has_books(*p.weight)) {
+  // On tiles few rows are multiplied by floats, to which books' numbers are not rounded.
+  if (p.are_brief && !(VLLM_LITE_HAS_TILES && has_books(*p.weight))) {
     multiply_by_pairs(p, begin_panel, end_panel, results);
     return;
   }

@@ -1,6 +1,6 @@
 // Numbers of a grouped weight as bfloat16, those of two inputs side by side, for bfloat16 rows.
 //
-// That is exact but for tables of other numbers, which are rounded. Rows of x have the same pairs.
+// That is exact but for tables and books of other numbers, which are rounded. Rows of x have the same pairs.
 #pragma once
 
 #include "cpu/kernels/amx/tiles.h"
@@ -263,6 +263,85 @@ struct PairCodes<Float8Codes<true>> {
   };
   Reader reader(const uint8_t* unit, int v) const { return {bytes_of_unit(unit, v, 2)}; }
 };
+
+#if defined(__AVX512BF16__)
+// Numbers of books, rounded as they are made: lower halves of words first, then upper ones.
+template <bool kAreTwo>
+struct PairCodes<BookCodes<kAreTwo, false>> {
+  using Codes = BookCodes<kAreTwo, false>;
+  static constexpr float kFactor = Codes::kFactor;
+  const Codes& codes;
+
+  explicit PairCodes(const Codes& of) : codes(of) {}
+
+  struct Reader {
+    typename Codes::Reader reader;
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      typedef uint16_t Words __attribute__((vector_size(64)));
+      constexpr Words kOrder = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+      const Vec first = reader[2 * k], second = reader[2 * k + 1];
+      const __m512i both = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+      return bit_cast<BitsVec>(_mm512_permutexvar_epi16(bit_cast<__m512i>(kOrder), both));
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {codes.reader(unit, v)}; }
+};
+
+// Those of brief books: of four vectors, or sums, to a register the words are turned.
+template <bool kAreTwo>
+struct PairCodes<BookCodes<kAreTwo, true>> {
+  static constexpr float kFactor = 1.0f;
+  static constexpr int kPairs = BookCodes<kAreTwo, true>::kVector / 2;
+  const uint8_t* book;
+
+  explicit PairCodes(const BookCodes<kAreTwo, true>& codes) : book(codes.book) {}
+
+  struct Reader {
+    const uint8_t* book;
+    const uint8_t* codes;
+    mutable __m512i pairs[kPairs];
+
+    __attribute__((always_inline)) BitsVec operator[](int k) const {
+      if (k % kPairs == 0) make(codes + k / kPairs * kPanel * 2);
+      return bit_cast<BitsVec>(pairs[k % kPairs]);
+    }
+
+   private:
+    __m128i load_vector(int64_t index) const {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(book + index * 4 * kPairs));
+    }
+    static __m256 to_eight(__m128i numbers) {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(numbers), 16));
+    }
+    __attribute__((always_inline)) void make(const uint8_t* from) const {
+      __m512i rows[4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const auto vector = [&](int lane) {
+          uint16_t index;
+          memcpy(&index, from + 2 * (4 * lane + j), sizeof index);
+          if constexpr (!kAreTwo) return load_vector(index);
+          const __m256 sum = _mm256_add_ps(to_eight(load_vector(index & 255)),
+                                           to_eight(load_vector(256 + (index >> 8))));
+          return bit_cast<__m128i>(_mm256_cvtneps_pbh(sum));
+        };
+        rows[j] = _mm512_inserti32x4(_mm512_castsi128_si512(vector(0)), vector(1), 1);
+        rows[j] = _mm512_inserti32x4(_mm512_inserti32x4(rows[j], vector(2), 2), vector(3), 3);
+      }
+      const __m512i low[2] = {_mm512_unpacklo_epi32(rows[0], rows[1]),
+                              _mm512_unpacklo_epi32(rows[2], rows[3])};
+      const __m512i high[2] = {_mm512_unpackhi_epi32(rows[0], rows[1]),
+                               _mm512_unpackhi_epi32(rows[2], rows[3])};
+      pairs[0] = _mm512_unpacklo_epi64(low[0], low[1]);
+      pairs[1] = _mm512_unpackhi_epi64(low[0], low[1]);
+      pairs[2] = _mm512_unpacklo_epi64(high[0], high[1]);
+      pairs[3] = _mm512_unpackhi_epi64(high[0], high[1]);
+    }
+  };
+  Reader reader(const uint8_t* unit, int v) const { return {book, unit + v * kLanes * 2, {}}; }
+};
+#endif
 
 // Whether a weight's bytes are multiplied by bytes of x, four inputs at once.
 static inline bool has_quads(const GroupedWeight& w) {

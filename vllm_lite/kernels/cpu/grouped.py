@@ -31,7 +31,7 @@ from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activ
 _UNIT = 32
 # kSegment of csrc/cpu/kernel_table.h.
 _SEGMENT = 128
-_TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS = range(6)
+_TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS, _BRIEF_BOOK, _TWO_BRIEF_BOOKS = range(8)
 # In the order of ScaleKind in csrc/cpu/kernel_table.h.
 _SCALES = (
     torch.float32,
@@ -103,9 +103,12 @@ def _pack_books(weight: CodebookWeight) -> PackedGrouped:
     assert lines is not None
     data = packed_weights.take(lines.nbytes)
     data.copy_(lines.flatten().view(torch.uint8))
-    scales, books = _in_panels(weight.scales), weight.books.half().contiguous()
+    is_brief = weight.books.dtype is torch.bfloat16
+    books = (weight.books if is_brief else weight.books.half()).contiguous()
+    scales = _in_panels(weight.scales)
     assert scales is not None
-    kind = _TWO_BOOKS if weight.high_codes is None else _BOOK
+    kinds = (_TWO_BOOKS, _TWO_BRIEF_BOOKS) if weight.high_codes is None else (_BOOK, _BRIEF_BOOK)
+    kind = kinds[is_brief]
     addresses = (data.data_ptr(), scales.data_ptr(), 0, 0, 0, books.data_ptr(), 0)
     size = -(-weight.num_inputs // 16) * 16
     sizes = (weight.num_outputs, weight.num_inputs)
