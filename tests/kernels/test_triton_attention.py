@@ -8,12 +8,20 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
 
-from tests.kernels.test_attention import Batch, batch
+from tests.kernels.test_attention import NARROW, Batch, batch
 from tests.kernels.test_attention_forms import in_pages
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import attention, ops
-from vllm_lite.kernels.gpu.triton.attention_splits import Heads, Pass, plan_passes, tile_rows
+from vllm_lite.kernels.gpu.triton import attention, latent_attention, ops, quantize
+from vllm_lite.kernels.gpu.triton.attention_splits import (
+    Heads,
+    Pass,
+    plan_passes,
+    room_for_partials,
+    tile_rows,
+)
 from vllm_lite.kernels.reference.ops import Ops as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -201,6 +209,80 @@ def test_steps_of_several_lengths(kind: str, monkeypatch: pytest.MonkeyPatch) ->
         ours, theirs = both(changed, **options)
         assert (ours[num_tokens:] == 0).all()
         torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
+
+
+# Lengths around those of a split, beside one that takes all splits; and splits of each.
+SHORT = {1: 1, 63: 1, 64: 1, 65: 2, 100: 2, 640: 10, 1500: 24}
+
+
+@pytest.mark.parametrize("kind", ["decode", "drafts", "window", "latents"])
+def test_short_requests_have_few_of_many_splits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of few keys has no more splits than these fill; the others write nothing."""
+    monkeypatch.setattr(tuning, "processor_count", lambda _: 200)
+    queries = [1] * 7 if kind != "drafts" else [1, 2, 1, 2, 1, 2, 1]
+    case = batch(list(zip(queries, SHORT, strict=True)), (4, 1), 32)
+    own = torch.tensor(list(SHORT.values()))
+    if kind == "window":
+        case, own = replace(case, sliding_window=100), own.clamp(max=2)
+    if kind == "latents":
+        pages = in_pages(case.key_cache, 1000, 8)
+        case = replace(case, key_cache=pages, value_cache=pages[..., :24])
+    made: list[tuple[torch.Tensor, int]] = []
+
+    def full_of_nan(query: torch.Tensor, size: int, splits: int, owners: int) -> torch.Tensor:
+        room = room_for_partials(query, size, splits, owners).fill_(float("nan"))
+        made.append((room, splits))
+        return room
+
+    for module in (attention, latent_attention):
+        monkeypatch.setattr(module, "room_for_partials", full_of_nan)
+    ours, theirs = both(case)
+    torch.testing.assert_close(ours, theirs, rtol=3e-5, atol=2e-5)
+    room, splits = made[-1]
+    assert splits == 24 and room.stride(1) % 4 == 0
+    if kind == "drafts":  # of places in requests' tiles
+        room = room.unflatten(0, (len(own), -1))[:, 0]
+    size = ours.shape[2]
+    sums, largest, total, rest = room.split(
+        [splits * size, splits, splits, room.shape[2] - splits * (size + 2)], -1
+    )
+    assert (rest[..., 0] == own[:, None]).all()
+    has_split = (torch.arange(splits) < own[:, None])[:, None].expand(-1, 4, -1)
+    for part in (largest, total, *sums.unflatten(-1, (splits, size)).unbind(-1)):
+        assert torch.equal(~part.isnan(), has_split)
+
+
+def test_e4m3_by_instruction_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    @triton.jit
+    def decode_kernel(to_ptr, from_ptr, FORMAT: tl.constexpr):  # type: ignore[no-untyped-def]
+        places = tl.arange(0, 256)
+        tl.store(to_ptr + places, quantize.decode(tl.load(from_ptr + places), FORMAT))
+
+    codes = torch.arange(256, dtype=torch.uint8)
+    cases = [batch([(9, 40), (1, 70)], size=24, narrow=kind) for kind in ("e4m3", "scaled e4m3")]
+    numbers, attended, formats = [], [], []
+    for has_float8 in (False, True):
+        monkeypatch.setattr(tuning, "has_float8", lambda _, found=has_float8: found)
+        cache = codes.view(torch.float8_e4m3fn).view(1, 1, 2, 128)
+        formats.append(quantize.stored_numbers(cache, cache, 128)[2])
+        numbers.append(torch.empty(256, dtype=torch.float16))
+        decode_kernel[(1,)](numbers[-1], codes, formats[-1])
+        attended.append([both(case)[0] for case in cases])
+        keys = torch.randn(5, 3, 24)
+        caches = [torch.zeros(4, 3, 16, 24).to(NARROW["e4m3"][0]) for _ in range(2)]
+        for module, written in zip((ops, reference), caches, strict=True):
+            module.reshape_and_cache(
+                keys, keys, written, written, torch.tensor([3, -1, 40, 17, 16])
+            )
+        assert torch.equal(*(written.view(torch.uint8) for written in caches))
+    assert formats[0] != formats[1]
+    expected = cache.flatten().half()
+    by_bits, by_instruction = numbers
+    torch.testing.assert_close(by_bits, expected, rtol=0, atol=0, equal_nan=True)
+    # The interpreter takes the instruction's NaN for a number.
+    is_number = ~expected.isnan()
+    assert torch.equal(by_instruction[is_number], expected[is_number]) and is_number.sum() == 254
+    assert all(torch.equal(*pair) for pair in zip(*attended, strict=True))
 
 
 def test_passes_of_steps() -> None:

@@ -25,9 +25,12 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     Pass,
     find_request,
     first_tile,
+    first_visible,
     merge,
     plan_passes,
     room_for_partials,
+    split_keys,
+    store_partial,
     tile_rows,
 )
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
@@ -219,6 +222,17 @@ def paged_attention_kernel(
         return
     context = seq_len - query_len
 
+    # The keys visible to any of these queries, in whole tiles, and this split's part of them.
+    end = context + tl.minimum(first_query + BLOCK_Q, query_len)
+    begin = first_visible(context + first_query, window, HAS_WINDOW) // BLOCK_N * BLOCK_N
+    own_splits = 1
+    if IS_SPLIT:
+        own_splits, first_key, num_keys = split_keys(end - begin, split, num_splits, BLOCK_N)
+        if split >= own_splits:
+            return
+        begin += first_key
+        end = tl.minimum(end, begin + num_keys)
+
     rows = tl.arange(0, BLOCK_M)
     queries = first_query + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
@@ -227,7 +241,6 @@ def paged_attention_kernel(
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_SIZE
     query_mask = is_row[:, None] & is_column[None, :]
-    is_value_column = columns < VALUE_SIZE
     query = tl.load(
         query_ptr
         + tokens[:, None] * query_token_stride
@@ -237,19 +250,6 @@ def paged_attention_kernel(
         other=0.0,
     )
     positions = context + queries
-
-    # The keys visible to any of these queries, in whole tiles, and this split's part of them.
-    last_query = tl.minimum(first_query + BLOCK_Q, query_len) - 1
-    end = context + last_query + 1
-    begin = 0
-    if HAS_WINDOW == "chunk":
-        begin = (context + first_query) // window * window // BLOCK_N * BLOCK_N
-    elif HAS_WINDOW:
-        begin = tl.maximum(context + first_query - window + 1, 0) // BLOCK_N * BLOCK_N
-    if IS_SPLIT:
-        tiles = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), num_splits)
-        begin += split * tiles * BLOCK_N
-        end = tl.minimum(end, begin + tiles * BLOCK_N)
 
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -305,20 +305,19 @@ def paged_attention_kernel(
             IS_EDGE=edge == 1,
         )
 
-    out_mask = is_row[:, None] & is_value_column[None, :]
     if IS_SPLIT:
-        # [T, H, splits, D + 2]: the unnormalised sum, then its largest score and its total.
         # Of requests' tiles [requests, BLOCK_Q, H, ...]: no room for tokens of other passes.
         owner = tokens
         if BY_REQUEST:
             owner = request.to(tl.int64) * BLOCK_Q + queries
-        place = ((owner * num_heads + heads) * num_splits + split) * (VALUE_SIZE + 2)
-        tl.store(partial_ptr + place[:, None] + columns[None, :], acc, mask=out_mask)
-        tl.store(partial_ptr + place + VALUE_SIZE, largest, mask=is_row)
-        tl.store(partial_ptr + place + VALUE_SIZE + 1, total, mask=is_row)
+        row = owner * num_heads + heads
+        store_partial(
+            partial_ptr, row, split, num_splits, own_splits, acc, largest, total, is_row, VALUE_SIZE
+        )
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         place = (tokens * num_heads + heads) * VALUE_SIZE
+        out_mask = is_row[:, None] & (columns < VALUE_SIZE)[None, :]
         tl.store(out_ptr + place[:, None] + columns[None, :], acc, mask=out_mask)
 
 
@@ -406,7 +405,7 @@ def _attend(
     )
     if one.splits > 1:
         block_q = one.tiling.block_q if one.by_request else 0
-        merge(out, partial, query_start_loc, one.tiling.block_d, block_q)
+        merge(out, partial, query_start_loc, one.splits, one.tiling.block_d, block_q)
 
 
 def _terms(

@@ -1,8 +1,13 @@
 """Splits of the keys for attention by Triton (flash decoding), and the tiles of a step's queries.
 
 A tile is of one request's queries. If few programs would leave the device idle, each attends to a
-split of its keys, and a second kernel merges the results. A step of requests of several lengths
-takes two passes: prompts by their tiles, and requests whose queries fit decode's by those.
+split of its keys, and a second kernel merges the results. A launch has room for the splits of the
+longest request; a tile of fewer keys has fewer splits, and surplus programs return at once. A step
+of requests of several lengths takes two passes: prompts by their tiles, and requests whose queries
+fit decode's by those.
+
+Partial results of an owner and head lie side by side as float32: each split's unnormalised sum,
+each one's largest score, each one's total, and the number of splits, which the first one writes.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
 # Names in tuning tables of what is not plain 16-bit attention.
 _KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
 # Measured on an H100 (benchmarks/NOTES.md).
-_MIN_SPLIT_KEYS = 64
+_MIN_SPLIT_KEYS = tl.constexpr(64)
 _MAX_SPLITS = 32
 _PROGRAMS_A_PROCESSOR = 3
 
@@ -49,6 +54,59 @@ def find_request(query_start_loc_ptr, tile, num_requests, BLOCK_Q: tl.constexpr)
     return low - 1
 
 
+@triton.jit
+def first_visible(position, window, HAS_WINDOW: tl.constexpr):
+    """The first key that a query at `position` sees."""
+    if HAS_WINDOW == "chunk":
+        first = position // window * window
+    elif HAS_WINDOW:
+        first = tl.maximum(position - window + 1, 0)
+    else:
+        first = 0
+    return first
+
+
+@triton.jit
+def split_keys(num_keys, split, num_splits, BLOCK_N: tl.constexpr):
+    """Return (splits that a tile of `num_keys` keys has, first key of `split`, its most keys)."""
+    tiles = tl.cdiv(num_keys, BLOCK_N)
+    of_split = tl.maximum(tl.cdiv(tiles, num_splits), tl.cdiv(_MIN_SPLIT_KEYS, BLOCK_N))
+    keys = of_split * BLOCK_N
+    return tl.cdiv(tiles, of_split), split * keys, keys
+
+
+@triton.jit
+def partials_stride(num_splits, VALUE_SIZE: tl.constexpr):
+    """Numbers of the partial results of an owner and head, in whole sectors of 32 bytes."""
+    return (num_splits * (VALUE_SIZE + 2) + 8) // 8 * 8
+
+
+@triton.jit
+def store_partial(
+    partial_ptr,
+    row,
+    split,
+    num_splits,
+    own_splits,
+    acc,
+    largest,
+    total,
+    is_row,
+    VALUE_SIZE: tl.constexpr,
+):
+    """Store a split's results of a tile's rows; `row` is their owner * H + head."""
+    base = partial_ptr + row * partials_stride(num_splits, VALUE_SIZE)
+    columns = tl.arange(0, acc.shape[1])
+    sums = base[:, None] + split * VALUE_SIZE + columns[None, :]
+    tl.store(sums, acc, mask=is_row[:, None] & (columns < VALUE_SIZE)[None, :])
+    behind = base + num_splits * VALUE_SIZE
+    tl.store(behind + split, largest, mask=is_row)
+    tl.store(behind + num_splits + split, total, mask=is_row)
+    number = tl.zeros_like(total) + own_splits
+    is_first = row * 0 + split == 0
+    tl.store(behind + 2 * num_splits, number, mask=is_row & is_first)
+
+
 @triton.jit(do_not_specialize=["num_requests", "num_splits", "block_q"])
 def merge_splits_kernel(
     out_ptr,
@@ -63,7 +121,6 @@ def merge_splits_kernel(
     BLOCK_D: tl.constexpr,
     IS_CHAINED: tl.constexpr,
 ):
-    begin_next_and_wait(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)  # token * H + head
     token = row // num_heads
     is_own = token >= 0
@@ -77,15 +134,19 @@ def merge_splits_kernel(
         token = start + query
     # Of a token of no request nothing was written; it gets zeros.
     is_token = is_own & (token < tl.load(query_start_loc_ptr + num_requests))
+    begin_next_and_wait(IS_CHAINED)
+    base = partial_ptr + row * partials_stride(num_splits, HEAD_SIZE)
+    behind = base + num_splits * HEAD_SIZE
+    # Any number where another pass writes the token afterwards.
+    own_splits = tl.load(behind + 2 * num_splits)
     splits = tl.arange(0, SPLITS)
-    is_split = splits < tl.where(is_token, num_splits, 0)
+    is_split = (splits < tl.where(is_token, num_splits, 0)) & (splits < own_splits)
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_SIZE
-    place = (row * num_splits + splits) * (HEAD_SIZE + 2)
-    largest = tl.load(partial_ptr + place + HEAD_SIZE, mask=is_split, other=float("-inf"))
-    total = tl.load(partial_ptr + place + HEAD_SIZE + 1, mask=is_split, other=0.0)
+    largest = tl.load(behind + splits, mask=is_split, other=float("-inf"))
+    total = tl.load(behind + num_splits + splits, mask=is_split, other=0.0)
     acc = tl.load(
-        partial_ptr + place[:, None] + columns[None, :],
+        base + splits[:, None] * HEAD_SIZE + columns[None, :],
         mask=is_split[:, None] & is_column[None, :],
         other=0.0,
     )
@@ -155,7 +216,7 @@ def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
     if num_programs >= num_processors:
         return 1
     wanted = _PROGRAMS_A_PROCESSOR * num_processors // num_programs
-    wanted = min(wanted, max_seq_len // _MIN_SPLIT_KEYS, _MAX_SPLITS)
+    wanted = min(wanted, max_seq_len // _MIN_SPLIT_KEYS.value, _MAX_SPLITS)
     return max(1, wanted)
 
 
@@ -257,22 +318,27 @@ def tile_rows(
 
 
 def room_for_partials(query: Tensor, value_size: int, splits: int, num_owners: int) -> Tensor:
-    """Allocate partial results of query [T, H, D]: [owners, H, splits, value_size + 2] float32.
+    """Allocate partial results of query [T, H, D]: [owners, H, stride] float32.
 
     Owners are the tokens, or places of tokens in requests' tiles.
     """
-    shape = (num_owners, query.shape[1], splits, value_size + 2)
-    return query.new_empty(shape, dtype=torch.float32)
+    stride = (splits * (value_size + 2) + 8) // 8 * 8  # as of partials_stride
+    return query.new_empty((num_owners, query.shape[1], stride), dtype=torch.float32)
 
 
 def merge(
-    out: Tensor, partial: Tensor, query_start_loc: Tensor, block_d: int, block_q: int = 0
+    out: Tensor,
+    partial: Tensor,
+    query_start_loc: Tensor,
+    splits: int,
+    block_d: int,
+    block_q: int = 0,
 ) -> Tensor:
-    """Merge partial results [T, H, splits, D + 2] into out [T, H, D].
+    """Merge partial results of tokens into out [T, H, D].
 
-    With `block_q` they are [requests * block_q, H, splits, D + 2], of requests of no more queries.
+    With `block_q` their owners are [requests * block_q], of requests of no more queries.
     """
-    num_owners, num_heads, splits, _ = partial.shape
+    num_owners, num_heads, _ = partial.shape
     merge_splits_kernel[(num_owners * num_heads,)](
         out,
         partial,

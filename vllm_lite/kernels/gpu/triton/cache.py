@@ -10,7 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.quantize import encode, store_scaled_row, stored_numbers
+from vllm_lite.kernels.gpu.triton.quantize import (
+    encode,
+    format_of,
+    store_scaled_row,
+    stored_numbers,
+)
 from vllm_lite.kernels.reference.cache import are_latents
 
 
@@ -107,7 +112,8 @@ def reshape_and_cache(
             reshape_and_cache(rows, rows, cache, cache, slot_mapping)
         return
     num_tokens, num_kv_heads, head_size = key.shape
-    key_rows, value_rows, number_format = stored_numbers(key_cache, value_cache, head_size)
+    key_rows, value_rows, _ = stored_numbers(key_cache, value_cache, head_size)
+    number_format = format_of(key_cache.dtype)
     strides = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
     if number_format:
         write_narrow_rows_kernel[(num_tokens, num_kv_heads)](

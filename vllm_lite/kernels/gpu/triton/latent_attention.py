@@ -19,6 +19,8 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     merge,
     num_splits,
     room_for_partials,
+    split_keys,
+    store_partial,
 )
 from vllm_lite.kernels.gpu.triton.quantize import decode, stored_numbers
 
@@ -63,6 +65,14 @@ def latent_attention_kernel(
     if first_query >= query_len:
         return
     context = tl.load(seq_lens_ptr + request) - query_len
+    end = context + tl.minimum(first_query + BLOCK_Q, query_len)
+    begin = 0
+    own_splits = 1
+    if IS_SPLIT:
+        own_splits, begin, num_keys = split_keys(end, split, num_splits, BLOCK_N)
+        if split >= own_splits:
+            return
+        end = tl.minimum(end, begin + num_keys)
 
     rows = tl.arange(0, BLOCK_Q * HEADS)
     queries = first_query + rows // HEADS
@@ -80,13 +90,6 @@ def latent_attention_kernel(
     query = tl.load(from_query + columns[None, :], mask=row_mask, other=0.0)
     turned = tl.load(from_query + rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0)
     positions = context + queries
-
-    end = context + tl.minimum(first_query + BLOCK_Q, query_len)
-    begin = 0
-    if IS_SPLIT:
-        tiles = tl.cdiv(tl.cdiv(end, BLOCK_N), num_splits)
-        begin = split * tiles * BLOCK_N
-        end = tl.minimum(end, begin + tiles * BLOCK_N)
 
     largest = tl.full([BLOCK_Q * HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_Q * HEADS], tl.float32)
@@ -124,10 +127,10 @@ def latent_attention_kernel(
         largest = new_largest
 
     if IS_SPLIT:
-        place = ((tokens * num_heads + heads) * num_splits + split) * (VALUE_SIZE + 2)
-        tl.store(partial_ptr + place[:, None] + columns[None, :], acc, mask=row_mask)
-        tl.store(partial_ptr + place + VALUE_SIZE, largest, mask=is_row)
-        tl.store(partial_ptr + place + VALUE_SIZE + 1, total, mask=is_row)
+        row = tokens * num_heads + heads
+        store_partial(
+            partial_ptr, row, split, num_splits, own_splits, acc, largest, total, is_row, VALUE_SIZE
+        )
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         place = (tokens * num_heads + heads) * VALUE_SIZE
@@ -193,4 +196,4 @@ def latent_attention(
         num_warps=8,
         num_stages=1,
     )
-    return out if splits == 1 else merge(out, partial, query_start_loc, block_d)
+    return out if splits == 1 else merge(out, partial, query_start_loc, splits, block_d)

@@ -1,8 +1,9 @@
 """int8 and fp8 by Triton: conversion within kernels, and rows rounded, alone or after other work.
 
 Conversion is integer arithmetic on bytes: older GPUs lack 8-bit floats, so their bits are taken
-apart here, the same on every GPU. Scales of cached rows are read and written byte by byte, since
-rows that end in one need not be aligned.
+apart here. Only a cache of e4m3 is read by an instruction where there is one, which gives the same.
+Scales of cached rows are read and written byte by byte, since rows that end in one need not be
+aligned.
 
 Rounding has one program a row, or a row's group. It rounds where `reference` does, and launches
 without fused multiply-adds, so that results equal its to the bit.
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
 from vllm_lite.kernels.gpu.triton.norm import warps_for
@@ -24,6 +26,7 @@ from vllm_lite.kernels.reference.quantize import LARGEST
 # Formats in kernels, as compile-time constants.
 INT8 = tl.constexpr(1)
 E4M3 = tl.constexpr(2)
+_E4M3_BY_INSTRUCTION = tl.constexpr(4)
 _FORMATS = {torch.int8: 1, torch.float8_e4m3fn: 2, torch.float8_e5m2: 3}
 
 
@@ -63,6 +66,7 @@ def _encode_float(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.con
 @triton.jit
 def encode(x, FORMAT: tl.constexpr):
     """Convert float32 to FORMAT, to nearest even."""
+    tl.static_assert(FORMAT < _E4M3_BY_INSTRUCTION)
     if FORMAT == INT8:
         return round_half_even(x).to(tl.int8)
     elif FORMAT == E4M3:
@@ -76,6 +80,8 @@ def decode(codes, FORMAT: tl.constexpr):
     """Convert FORMAT to float16, exactly."""
     if FORMAT == INT8:
         return codes.to(tl.float16)
+    elif FORMAT == _E4M3_BY_INSTRUCTION:
+        return codes.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     elif FORMAT == E4M3:
         bits = codes.to(tl.uint16)
         magnitude = bits & 0x7F
@@ -104,12 +110,17 @@ def encode_scaled(x, inverse, FORMAT: tl.constexpr):
 def stored_numbers(
     key_cache: Tensor, value_cache: Tensor, head_size: int
 ) -> tuple[Tensor, Tensor, int]:
-    """Two caches of one type as kernel arguments: their storage and its format.
+    """Two caches of one type as kernel arguments: their storage and its format for `decode`.
 
     Raises ValueError if their rows do not fit heads of this size.
     """
     has_row_scales(key_cache, head_size)
-    return as_stored(key_cache), as_stored(value_cache), format_of(key_cache.dtype)
+    number_format = format_of(key_cache.dtype)
+    # With rows of 256 numbers or more prompts' tiles spill registers by the instruction.
+    has_instruction = tuning.has_float8(key_cache.device) and head_size < 256
+    if number_format == E4M3.value and has_instruction:
+        number_format = _E4M3_BY_INSTRUCTION.value
+    return as_stored(key_cache), as_stored(value_cache), number_format
 
 
 @triton.jit
