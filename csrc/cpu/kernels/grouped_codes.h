@@ -316,7 +316,7 @@ struct BookCodes {
 #if defined(__AVX512BW__)
     static Vec floats_of(__m256i numbers) {
       if constexpr (kIsBrief) {
-        return bit_cast<Vec>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
+        return bit_cast<Vec>(bit_cast<BitsVec>(_mm512_maskz_cvtepu16_epi32(0xffff, numbers)) << 16);
       }
       return _mm512_maskz_cvtph_ps(0xffff, numbers);
     }

@@ -1,6 +1,7 @@
 // Numbers of a grouped weight as bfloat16, those of two inputs side by side, for bfloat16 rows.
 //
-// That is exact but for tables and books of other numbers, which are rounded. Rows of x have the same pairs.
+// That is exact but for tables and books of other numbers, which are rounded. Rows of x have the same
+// pairs.
 #pragma once
 
 #include "cpu/kernels/amx/tiles.h"
@@ -329,14 +330,14 @@ struct PairCodes<BookCodes<kAreTwo, true>> {
         rows[j] = _mm512_inserti32x4(_mm512_castsi128_si512(vector(0)), vector(1), 1);
         rows[j] = _mm512_inserti32x4(_mm512_inserti32x4(rows[j], vector(2), 2), vector(3), 3);
       }
-      const __m512i low[2] = {_mm512_unpacklo_epi32(rows[0], rows[1]),
-                              _mm512_unpacklo_epi32(rows[2], rows[3])};
-      const __m512i high[2] = {_mm512_unpackhi_epi32(rows[0], rows[1]),
-                               _mm512_unpackhi_epi32(rows[2], rows[3])};
-      pairs[0] = _mm512_unpacklo_epi64(low[0], low[1]);
-      pairs[1] = _mm512_unpackhi_epi64(low[0], low[1]);
-      pairs[2] = _mm512_unpacklo_epi64(high[0], high[1]);
-      pairs[3] = _mm512_unpackhi_epi64(high[0], high[1]);
+      const __m512i low[2] = {_mm512_maskz_unpacklo_epi32(0xffff, rows[0], rows[1]),
+                              _mm512_maskz_unpacklo_epi32(0xffff, rows[2], rows[3])};
+      const __m512i high[2] = {_mm512_maskz_unpackhi_epi32(0xffff, rows[0], rows[1]),
+                               _mm512_maskz_unpackhi_epi32(0xffff, rows[2], rows[3])};
+      pairs[0] = _mm512_maskz_unpacklo_epi64(0xff, low[0], low[1]);
+      pairs[1] = _mm512_maskz_unpackhi_epi64(0xff, low[0], low[1]);
+      pairs[2] = _mm512_maskz_unpacklo_epi64(0xff, high[0], high[1]);
+      pairs[3] = _mm512_maskz_unpackhi_epi64(0xff, high[0], high[1]);
     }
   };
   Reader reader(const uint8_t* unit, int v) const { return {book, unit + v * kLanes * 2, {}}; }
