@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds is {args.rounds}: give 1 or more")
     chosen = args.only.split(",")
     if unknown := set(chosen) - set(FAMILIES):
         parser.error(f"--only knows {','.join(FAMILIES)}, not {','.join(sorted(unknown))}")
