@@ -216,7 +216,7 @@ def num_splits(num_programs: int, max_seq_len: int, num_processors: int) -> int:
     if num_programs >= num_processors:
         return 1
     wanted = _PROGRAMS_A_PROCESSOR * num_processors // num_programs
-    wanted = min(wanted, max_seq_len // _MIN_SPLIT_KEYS.value, _MAX_SPLITS)
+    wanted = min(wanted, max_seq_len // int(_MIN_SPLIT_KEYS.value), _MAX_SPLITS)
     return max(1, wanted)
 
 
