@@ -189,11 +189,14 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--per-second", type=float, default=1.5, help="prompts that arrive")
-    parser.add_argument("--burst", type=int, default=0, help="prompts at once, instead of streams")
+    parser.add_argument("--burst", type=int, help="prompts at once, instead of streams")
     parser.add_argument("--answers", type=int, nargs="+", default=[16, 128], help="their tokens")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    for name in ("burst", "rounds"):
+        if (number := getattr(args, name)) is not None and number < 1:
+            parser.error(f"--{name} is {number}: give 1 or more")
     told = asyncio.run(measure(args))
     rounds: Figures = told["rounds"]
     names = list(next(iter(rounds.values())))
