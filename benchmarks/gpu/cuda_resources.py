@@ -24,7 +24,7 @@ from pathlib import Path
 RECORD = Path(__file__).with_name("cuda_resources.json")
 CSRC = Path(__file__).parents[2] / "csrc"
 SOURCES = ("decode_bfloat16.cu", "decode_half.cu")
-TARGETS = ("sm_80", "sm_90")
+TARGETS = ("sm_80", "sm_89", "sm_90")
 GROWTH = 1.1
 REPORT = re.compile(
     r"Compiling entry function '(\w+)' for '(\w+)'.*?"

@@ -206,6 +206,8 @@ def logit_cases(rows: int, size: int) -> Iterator[Case]:
     yield Case("apply_token_mask", reference, changed("apply_token_mask"), [logits, slots, bits])
     draws = reference
     yield Case("greedy_tokens", draws, lambda o, t, _: o.greedy_tokens(t[0]), [logits])
+    words = [torch.randint(-(2**63), 2**63 - 1, (rows,)) for _ in range(2)]
+    yield Case("uniforms", reference, lambda o, t, _: [o.uniforms(*t)], words, tolerance=0.0)
     how = [torch.rand(rows) + 0.5, torch.rand(rows) * 0.1, torch.randint(1, 50, (rows,))]
     how += [torch.rand(rows) * 0.5 + 0.5, torch.rand(rows, dtype=torch.float64)]
     yield Case(

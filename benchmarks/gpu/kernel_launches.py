@@ -176,6 +176,7 @@ def launch_logits() -> None:
     ops.apply_token_mask(logits, index, bits)
     chances = tensor(rows, dtype=torch.float64)
     ops.greedy_tokens(logits)
+    ops.uniforms(index, index)
     ops.sample_tokens(logits, share, share, index, share, chances)
     for num_top in (0, 20):
         ops.token_logprobs(logits, index, index, num_top)

@@ -54,6 +54,14 @@ struct Place {
   int64_t value;
 };
 
+// Partial results of a token's query head, aligned to 32 bytes: the sums of all units, then each
+// one's largest score, then each one's total.
+template <int kHeadSize>
+__device__ float* partials_of(const DecodeAttention& p, int64_t row) {
+  static_assert(kMaxUnits % 8 == 0);
+  return p.partials + row * kMaxUnits * (kHeadSize + 2);
+}
+
 template <class Query, class Cached, int kHeadSize>
 class Decoder {
   using Tiling = DecodeTiling<Query, Cached, kHeadSize>;
@@ -415,17 +423,17 @@ class Decoder {
   }
 
   __device__ void write_partial(int unit) const {
-    const auto at = [&](int row) {
-      return p_.partials + (output_row(row) * kMaxUnits + unit) * (kHeadSize + 2);
-    };
-    for_each(values_, [&](int row, int column, int, float sum) { at(row)[column] = sum; });
+    for_each(values_, [&](int row, int column, int, float sum) {
+      partials_of<kHeadSize>(p_, output_row(row))[unit * kHeadSize + column] = sum;
+    });
     if (warp_ > 0 || lane_ % 4 > 0) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane_ / 4 + 8 * half;
       if (row >= num_rows_) continue;
-      at(row)[kHeadSize] = largest_[half];
-      at(row)[kHeadSize + 1] = total_[2 * half];
+      float* behind = partials_of<kHeadSize>(p_, output_row(row)) + kMaxUnits * kHeadSize;
+      behind[unit] = largest_[half];
+      behind[kMaxUnits + unit] = total_[2 * half];
     }
   }
 
@@ -501,12 +509,13 @@ __global__ void __launch_bounds__(kHeadSize) merge_units_kernel(const DecodeAtte
   const Context context = find_context(p, token);
   if (context.num_units <= context.units_per_block) return;
   const int64_t row = static_cast<int64_t>(token) * p.num_heads + blockIdx.y;
-  const float* partial = p.partials + row * kMaxUnits * (kHeadSize + 2);
+  const float* partial = partials_of<kHeadSize>(p, row);
+  const float* behind = partial + kMaxUnits * kHeadSize;
   Softmax sum = {kNothing, 0.0f};
   float values = 0.0f;
-  for (int unit = 0; unit < context.num_units; ++unit, partial += kHeadSize + 2) {
-    const Shares shares = merge(sum, {partial[kHeadSize], partial[kHeadSize + 1]});
-    values = merge_values(values, partial[threadIdx.x], shares);
+  for (int unit = 0; unit < context.num_units; ++unit) {
+    const Shares shares = merge(sum, {behind[unit], behind[kMaxUnits + unit]});
+    values = merge_values(values, partial[unit * kHeadSize + threadIdx.x], shares);
   }
   const uint32_t rounded = pack<Query>(values / sum.total, 0.0f);
   static_cast<Query*>(p.output)[row * kHeadSize + threadIdx.x].bits =

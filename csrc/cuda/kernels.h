@@ -19,7 +19,7 @@ struct DecodeAttention {
   const int32_t* block_table;      // [R, M]
   const int32_t* query_start_loc;  // [R + 1]
   const int32_t* seq_lens;         // [R]
-  float* partials;                 // [T, H, kMaxUnits, D + 2] where num_splits > 1
+  float* partials;                 // [T, H, kMaxUnits * (D + 2)] where num_splits > 1
   int64_t query_token_stride;
   int64_t query_head_stride;
   int64_t key_block_stride;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,29 @@ def test_the_scarcest_of_a_processor_decides(
 
     figures = {"registers": registers, "stack": 0, "shared": shared}
     assert blocks_a_processor(figures, warps, target) == blocks
+
+
+@pytest.mark.parametrize(
+    "record", sorted(FOLDER.glob("kernel_resources_*.json")), ids=lambda path: path.stem
+)
+def test_programs_of_split_attention_are_at_a_processor_at_once(
+    monkeypatch: pytest.MonkeyPatch, record: Path
+) -> None:
+    """Of 16-bit caches: more programs than fit would begin when the first have ended."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from kernel_resources import blocks_a_processor
+
+    from vllm_lite.kernels.gpu.triton.attention_splits import _PROGRAMS_A_PROCESSOR
+
+    kernels = json.loads(record.read_text())["kernels"]
+    split = [
+        targets
+        for name, targets in kernels.items()
+        if name.startswith("paged_attention_kernel")
+        and all(part in name for part in ("block_m=16,", "format=0,", "is_split=True"))
+    ]
+    assert len(split) > 5
+    for targets in split:
+        for target in (80, 90):
+            held = blocks_a_processor(targets[f"sm_{target}"], 4, target)
+            assert held >= _PROGRAMS_A_PROCESSOR, (target, targets)

@@ -14,6 +14,7 @@ from triton.runtime import interpreter
 from tests.kernels.test_sampling import choices, random_choices
 from vllm_lite.kernels.cpu import ops as cpu
 from vllm_lite.kernels.gpu.triton import ops, sampling
+from vllm_lite.kernels.reference import counter_rng
 from vllm_lite.kernels.reference import sampling as reference_sampling
 
 INFINITY = float("inf")
@@ -38,6 +39,13 @@ def test_sampled_tokens_match_the_reference(size: int) -> None:
     assert torch.equal(ours[0], theirs[0]) and torch.equal(ours[1], theirs[1])
     assert torch.equal(wide, logits)
     assert torch.equal(ops.greedy_tokens(wide)[0], reference_sampling.greedy_tokens(logits)[0])
+
+
+def test_random_numbers_are_the_reference_s_bit_by_bit() -> None:
+    keys = torch.randint(-(2**63), 2**63 - 1, (70,))
+    positions = torch.randint(0, 2**20, (70,))
+    positions[:2] = torch.tensor([0, 2**63 - 1])
+    assert torch.equal(ops.uniforms(keys, positions), counter_rng.uniforms(keys, positions))
 
 
 def test_a_rows_token_depends_on_that_row_alone() -> None:

@@ -1,58 +1,121 @@
-"""Kernels that a GPU's worker launches for a step, counted in Triton's interpreter."""
+"""Launches of a decode step for each layer, read from the graph that a GPU's worker captures.
+
+Kernels are noted and not run. The model has Qwen3-0.6B's layers, the device an H100's processors.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
 from triton.runtime import interpreter
 
 from tests.checkpoints import write_hf
-from tests.models import test_async_scheduling as requests
-from tests.models.test_async_scheduling import on_stand_in, serve
-from vllm_lite import SamplingParams
-from vllm_lite.kernels import dispatch
+from tests.models.gpu_ops import selected, triton_ops
+from tests.stand_in_device import StandInDevice
+from vllm_lite.config.engine_args import EngineArgs
+from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.quantization import unquantized
+from vllm_lite.worker.drafting.drafters import load_models
+from vllm_lite.worker.gpu_worker import device_runner
+from vllm_lite.worker.graph_sampler import GraphSampler
+from vllm_lite.worker.kv_cache import allocate_kv_cache
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+# Rows of steps, and launches a layer by the weights. Seven are four products, rotation with the
+# write to the cache, attention and its merge; benchmarks/NOTES.md says what the others are for.
+ROWS = (1, 2, 4, 64)
+LAUNCHES = {
+    "bfloat16": (7, 7, 10, 9),
+    "int4": (9, 9, 9, 11),
+    "fp8": (15, 15, 15, 12),
+    "int8": (15, 15, 15, 12),
+}
 
 
-def test_a_step_of_one_sequence_takes_seven_launches_a_layer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched: list[str] = []
-    run = interpreter.GridExecutor.__call__
+class _Noted(TorchDispatchMode):
+    """Appends the names of torch's operations that are neither views nor new memory."""
 
-    def record(executor: Any, *args: Any, **kwargs: Any) -> None:
-        launched.append(executor.fn.__name__)
-        run(executor, *args, **kwargs)
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self._names = names
 
-    monkeypatch.setattr(requests, "PROMPTS", requests.PROMPTS[:1])
-    monkeypatch.setattr(requests, "KINDS", [SamplingParams(temperature=0, max_tokens=3)])
-    one: dict[str, Any] = {"requests": 1, "max_num_seqs": 1, "cudagraph_capture_sizes": [1]}
-    one |= {"dtype": "bfloat16", "max_model_len": 256, "max_num_batched_tokens": 8}
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", record)
-    # As on a device that is no CPU.
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        returns = function._schema.returns
+        is_view = bool(returns) and returns[0].alias_info is not None
+        is_view = is_view and not returns[0].alias_info.is_write
+        if not is_view and "empty" not in str(function):
+            self._names.append(str(function.overloadpacket))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Notes kernels' names, and loads weights as on a device that is no CPU."""
+    names: list[str] = []
+
+    def note(executor: Any, *args: Any, **kwargs: Any) -> None:
+        names.append(executor.fn.__name__)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", note)
     monkeypatch.setattr(unquantized, "_is_packed", lambda _: False)
-    monkeypatch.setattr(tuning, "processor_count", lambda _: 3)
-    monkeypatch.setenv("VLLM_LITE_CPU_ISA", "triton")
-    try:
-        serve(str(write_hf(tmp_path, num_hidden_layers=1)), on_stand_in, **one)
-    finally:
-        monkeypatch.undo()
-        dispatch.select_ops("cpu")
-    ends = [place for place, name in enumerate(launched) if name == "greedy_kernel"]
-    step = Counter(launched[ends[-2] + 1 : ends[-1] + 1])
-    assert step == {
-        "row_products_kernel": 4 + 1,
-        "rotate_and_cache_kernel": 1,
-        "paged_attention_kernel": 1,
-        "merge_splits_kernel": 1,
-        "add_norm_kernel": 1,
-        "part_largest_kernel": 1,
-        "greedy_kernel": 1,
-    }
+    monkeypatch.setattr(tuning, "processor_count", lambda _: 132)
+    with selected(triton_ops()):
+        yield names
+
+
+def captured(folder: Path, names: list[str], layers: int, **options: Any) -> list[Counter[str]]:
+    """The launches of the graphs of decode steps of ROWS."""
+    path = write_hf(folder / str(layers), num_hidden_layers=layers, **QWEN3)
+    settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 512, "max_num_seqs": 64}
+    settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
+    config = EngineArgs(model=str(path), **settings, **options).create_engine_config()
+    models, device = load_models(config, "cpu"), StandInDevice()
+    plan = plan_kv_cache(config, models.kv_cache_spec(), 1 << 26)
+    models.bind_kv_cache(allocate_kv_cache(plan, device.torch_device), [])
+    _, graphs = device_runner(config, plan, models, device, ROWS)
+    found = []
+    for shape in graphs.shapes:
+        graphs.capture(shape)
+        names.clear()
+        with torch.inference_mode(), _Noted(names):
+            graphs._graphs[shape].replay()
+        found.append(Counter(names))
+    return found
+
+
+@pytest.mark.parametrize("weights", LAUNCHES)
+def test_a_layer_takes_so_many_launches_and_sampling_four(
+    tmp_path: Path, on_a_device: list[str], weights: str
+) -> None:
+    options = {} if weights == "bfloat16" else {"quantization": weights}
+    one, two = (captured(tmp_path, on_a_device, count, **options) for count in (1, 2))
+    for rows, fewer, more, number in zip(ROWS, one, two, LAUNCHES[weights], strict=True):
+        layer, rest = more - fewer, fewer - (more - fewer)
+        assert sum(layer.values()) == number, (rows, layer)
+        if rows <= GraphSampler.most_rows:
+            names = ("uniforms", "part_largest", "weights", "draw", "greedy")
+            assert [rest[f"{name}_kernel"] for name in names] == [1, 1, 1, 1, 0]
+            assert rest["aten.index_put_"] == 1  # the token's entry in the table
+        else:
+            assert not rest["draw_kernel"] and not rest["aten.index_put_"]

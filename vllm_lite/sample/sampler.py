@@ -18,7 +18,6 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.sampling import filter_weights, token_weights
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.sample.bias import Int64s
-from vllm_lite.sample.counter_rng import uniforms
 from vllm_lite.sample.logprobs import UnreadLogprobs, gather_logprobs
 from vllm_lite.sample.states import RandomRows, ReportingRows, SamplingBatch, TokenTable
 from vllm_lite.sample.token_mask import TokenMask
@@ -53,6 +52,18 @@ def rows_without_token(largest: npt.NDArray[np.float32]) -> tuple[list[int], lis
     if is_sound.all():
         return [], []
     return (~is_sound).nonzero()[0].tolist(), np.isneginf(largest).nonzero()[0].tolist()
+
+
+def draw(logits: Tensor, random: RandomRows, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens for `positions` [R] int64 and the largest logits, as `sample_tokens`."""
+    return ops().sample_tokens(
+        logits,
+        random.inverse_temperature,
+        random.min_p,
+        random.top_k,
+        random.top_p,
+        ops().uniforms(random.keys, positions),
+    )
 
 
 class Sampler:
@@ -90,25 +101,14 @@ class Sampler:
         if batch.random is None:
             tokens, largest = ops().greedy_tokens(logits)
         else:
-            tokens, largest = self._draw(logits, batch.random, positions)
+            places = to_device(positions, logits.device)
+            tokens, largest = draw(logits, batch.random, places)
         if reporting is None:
             return Choice(tokens, largest)
         if not self._is_raw:
             raw = _processed(logits, batch.random, reporting.index)
         logprobs = self._report(logits, raw, tokens, reporting)
         return Choice(tokens, largest, reporting.rows, logprobs)
-
-    def _draw(self, logits: Tensor, random: RandomRows, positions: Int64s) -> tuple[Tensor, Tensor]:
-        num_outputs = positions - self._table.num_prompt_tokens[random.slots]
-        chances = to_device(uniforms(random.keys, num_outputs), logits.device)
-        return ops().sample_tokens(
-            logits,
-            random.inverse_temperature,
-            random.min_p,
-            random.top_k,
-            random.top_p,
-            chances,
-        )
 
     def _report(
         self, logits: Tensor, copies: Tensor | None, tokens: Tensor, reporting: ReportingRows

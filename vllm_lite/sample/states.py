@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vllm_lite.kernels.reference.counter_rng import stream_key
 from vllm_lite.kernels.transfer import to_device
 from vllm_lite.sample.bias import (
     AllowedTokens,
@@ -24,7 +25,6 @@ from vllm_lite.sample.bias import (
     MinTokens,
     TokenBias,
 )
-from vllm_lite.sample.counter_rng import UInt64s, stream_key
 from vllm_lite.sample.logprobs import Candidates
 from vllm_lite.sample.penalties import Penalties, PenaltyRow, SeenTokens
 from vllm_lite.sampling_params import SamplingParams, SamplingType
@@ -50,12 +50,20 @@ class TokenTable:
 class RandomRows:
     """Sampling parameters of each row of a batch, greedy rows included."""
 
-    slots: Int64s  # [R]
-    keys: UInt64s  # [R]
+    keys: Tensor  # [R] int64, of streams by position
     inverse_temperature: Tensor  # [R] float32; 0: greedy
     min_p: Tensor  # [R] float32; 0: off
     top_k: Tensor  # [R] int64; 0: off
     top_p: Tensor  # [R] float32; 1: off
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """All of it."""
+        return self.keys, self.inverse_temperature, self.min_p, self.top_k, self.top_p
+
+    def first(self, count: int) -> RandomRows:
+        """The first rows, as views."""
+        return RandomRows(*(column[:count] for column in self.columns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,9 @@ class SamplingBatch:
         return any(processor.reads_outputs for processor in self.processors)
 
     @property
-    def is_greedy_alone(self) -> bool:
-        """Whether the largest of the model's own logits is all that any row asks for."""
-        return self.random is None and not self.processors and self.reporting is None
+    def is_plain(self) -> bool:
+        """Whether tokens alone are asked for, chosen from the model's own logits."""
+        return not self.processors and self.reporting is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +146,10 @@ class SamplingStates:
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._num_added += 1
-        own = params.seed is not None
-        self._keys[slot] = (
-            stream_key(params.seed or 0) if own else stream_key(self._seed, self._num_added)
-        )
+        seed, stream = params.seed, 0
+        if seed is None:
+            seed, stream = self._seed, self._num_added
+        self._keys[slot] = stream_key(seed, stream, int(self.table.num_prompt_tokens[slot]))
         rare = self._unpack(slot, params, eos_token_ids)
         if rare.is_used():
             self._rare[slot] = rare
@@ -216,8 +224,7 @@ class SamplingStates:
         inverse_temperature = np.zeros(len(slots), np.float32)
         np.divide(1.0, self._temperature[slots], out=inverse_temperature, where=is_random)
         return RandomRows(
-            slots=slots,
-            keys=self._keys[slots],
+            keys=self._tensor(self._keys[slots].view(np.int64)),
             inverse_temperature=self._tensor(inverse_temperature),
             min_p=self._tensor(self._min_p[slots]),
             top_k=self._tensor(self._top_k[slots]),

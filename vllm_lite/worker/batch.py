@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.metadata import AttentionMetadata, StateIndices, attention_metadata
 from vllm_lite.kernels.transfer import to_device
+from vllm_lite.sample.states import SamplingBatch
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 
@@ -55,6 +56,8 @@ class Batch:
     # For inputs built on the device: the requests, and the slots of sampled tokens.
     rows: StepRows | None = None
     targets: tuple[Tensor, Tensor] | None = None  # slots and positions, each a row that samples
+    # How those rows sample; None where none does.
+    sampling: SamplingBatch | None = None
 
 
 class StepInputs(Protocol):
@@ -89,10 +92,10 @@ class Computed:
     """Results of a step's T tokens, which live until the next step."""
 
     hidden: Tensor  # [T, N]
-    # Of a graph that samples: logits [T, V] float32, and the likeliest tokens and their logits,
-    # both [T]. These tokens are appended.
+    # Of a graph that samples: logits [T, V] float32, and the tokens of rows that ask for no more
+    # than a draw, and the largest logits, both [T]. These tokens are appended.
     logits: Tensor | None = None
-    greedy: tuple[Tensor, Tensor] | None = None
+    sampled: tuple[Tensor, Tensor] | None = None
 
 
 Forward = Callable[[Batch], Computed]

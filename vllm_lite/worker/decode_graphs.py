@@ -2,9 +2,8 @@
 
 A step takes the smallest captured shape that holds it. Rows that a decode step lacks belong to the
 padding slot, which writes to no cache; in longer steps such rows have no tokens, and tokens behind
-the last row's are of no request. Graphs of few rows go on to logits and each row's likeliest token,
-which is all that a greedy step needs. The rest end with the hidden states: logits of every size
-would take more memory than all the rest.
+the last row's are of no request. Graphs of few rows go on to each row's next token; the rest end
+with the hidden states.
 """
 
 from __future__ import annotations
@@ -18,17 +17,12 @@ import torch
 from torch import Tensor
 
 from vllm_lite.worker.batch import Batch, Computed, Forward, StepRows
+from vllm_lite.worker.graph_sampler import GraphSampler, Sampled
 from vllm_lite.worker.graph_shapes import GraphShape
 from vllm_lite.worker.step_plan import StepPlan
 
 # The rows of a step and its shape -> hidden states [T, N].
 Compute = Callable[[StepRows, GraphShape], Tensor]
-# Logits [R, V] float32, the likeliest tokens [R] int64 and their logits [R] float32.
-Sampled = tuple[Tensor, Tensor, Tensor]
-# Rows of one token each and their hidden states -> the next tokens, which it also appends.
-Sample = Callable[[StepRows, Tensor], Sampled]
-# Requests of the largest graph that samples: all of them hold about three times its logits.
-_MOST_SAMPLED = 32
 
 
 class GraphMaker(Protocol):
@@ -56,7 +50,7 @@ class DecodeGraphs:
     def __init__(
         self,
         compute: Compute,
-        sample: Sample | None,
+        sampler: GraphSampler | None,
         otherwise: Forward,
         shapes: Sequence[GraphShape],
         idle_rows: Callable[[GraphShape], StepRows],
@@ -64,10 +58,10 @@ class DecodeGraphs:
     ) -> None:
         """`shapes`: the steps to capture; others go `otherwise`.
 
-        `sample`: None where nothing samples. `idle_rows`: the rows of a step that no request has.
+        `sampler`: None where nothing samples. `idle_rows`: the rows of a step that no request has.
         """
         self._compute = compute
-        self._sample = sample
+        self._sampler = sampler
         self._otherwise = otherwise
         self.shapes = sorted(shapes)
         self._decode = [shape for shape in self.shapes if shape.is_decode]
@@ -94,6 +88,8 @@ class DecodeGraphs:
         for kept, given, idle in zip(*columns, strict=True):
             kept[: len(given)] = given
             kept[len(given) :] = idle[len(given) :]
+        if self._sampler is not None and graph.sampled:
+            self._sampler.prepare(batch.sampling)
         graph.replay()
         if self._hidden is None:
             raise RuntimeError("a graph ran and left nothing")
@@ -134,8 +130,9 @@ class DecodeGraphs:
             return
         hidden = self._compute(rows, shape)
         self._hidden[: shape.num_tokens].copy_(hidden)
-        if self._sample is not None and shape.is_decode and shape.num_rows <= _MOST_SAMPLED:
-            sampled[:] = [self._sample(rows, hidden)]
+        sampler = self._sampler
+        if sampler is not None and shape.is_decode and shape.num_rows <= sampler.most_rows:
+            sampled[:] = [sampler.sample(rows, hidden)]
 
 
 def _varying(rows: StepRows, shape: GraphShape) -> tuple[Tensor, ...]:

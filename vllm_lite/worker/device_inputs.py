@@ -101,11 +101,11 @@ class DeviceInputs:
     def append(self, batch: Batch, token_ids: Tensor) -> None:
         """Store the sampled ids of `batch`, [S] int64, for later steps."""
         assert batch.targets is not None
-        self._tokens[batch.targets] = token_ids.int()
+        self.append_at(*batch.targets, token_ids)
 
-    def append_next(self, rows: StepRows, token_ids: Tensor) -> None:
-        """Store the id [R] sampled after the only token of each row; a graph can hold this."""
-        self._tokens[rows.slots, rows.starts + 1] = token_ids.int()
+    def append_at(self, slots: Tensor, positions: Tensor, token_ids: Tensor) -> None:
+        """Store ids, all [S] int64; a graph can hold this."""
+        self._tokens[slots, positions] = token_ids.int()
 
     def _send(self, *columns: Int64s) -> list[Tensor]:
         """Copy `columns` to the device, and enter the added blocks in the table there."""

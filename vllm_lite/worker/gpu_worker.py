@@ -37,7 +37,7 @@ from vllm_lite.log import init_logger, timeline
 from vllm_lite.worker.batch import StepRows, eager
 from vllm_lite.worker.block_table import block_tables
 from vllm_lite.worker.cuda_device import CudaDevice
-from vllm_lite.worker.decode_graphs import DecodeGraphs, Sampled
+from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.device import Device
 from vllm_lite.worker.device_inputs import DeviceInputs, MirroredBlockTables
 from vllm_lite.worker.drafting.drafters import (
@@ -46,6 +46,7 @@ from vllm_lite.worker.drafting.drafters import (
     make_step_drafter,
     target_forward,
 )
+from vllm_lite.worker.graph_sampler import GraphSampler
 from vllm_lite.worker.graph_shapes import GraphShape, longer_shapes
 from vllm_lite.worker.interface import MemoryTag
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
@@ -84,17 +85,11 @@ def device_runner(
         with attention_metadata(made.attention):
             return model.forward(made.input_ids, made.positions)
 
-    def sample(rows: StepRows, hidden: Tensor) -> Sampled:
-        logits = model.compute_logits(hidden)
-        tokens, largest = dispatch.ops().greedy_tokens(logits)
-        inputs.append_next(rows, tokens)
-        return logits, tokens, largest
-
     maker = device.make_graph_maker()
     otherwise = eager(inputs, target_forward(config, models, drafter))
     shapes = [GraphShape(size, size, config.model.max_model_len) for size in graph_sizes]
-    samples = sample if config.facts.pooling is None else None
-    graphs = DecodeGraphs(compute, samples, otherwise, [*shapes, *longer], inputs.idle_rows, maker)
+    sampler = GraphSampler(model, inputs, place) if config.facts.pooling is None else None
+    graphs = DecodeGraphs(compute, sampler, otherwise, [*shapes, *longer], inputs.idle_rows, maker)
     return ModelRunner(config, model, inputs, graphs, place, drafter), graphs
 
 

@@ -9,6 +9,7 @@ with penalties or banned words of several tokens, and log-probabilities of promp
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -77,6 +78,8 @@ class ModelRunner:
             return DoneOutput(output)
         plan = self._plan(step)
         batch = self._inputs.begin(plan)
+        if len(plan.sampling):
+            batch = replace(batch, sampling=self._sampling.batch(plan.sampling_slots))
         computed = self._forward(batch)
         hidden = computed.hidden
         if self._requests.prompt_logprobs:
@@ -84,8 +87,8 @@ class ModelRunner:
         if self._pooler is not None:
             self._pooler.collect(hidden, self._requests, plan, output)
         answer: PendingOutput = DoneOutput(output)
-        if len(plan.sampling):
-            choice = self._choose(computed, batch, step.token_masks)
+        if batch.sampling is not None:
+            choice = self._choose(computed, batch, batch.sampling, step.token_masks)
             answer = _Answer(plan, choice, output, self._requests, self._unread, self._synthetic)
         drafter, wanted = self._drafter, step.wanted_drafts
         if wanted or not self._inputs.runs_ahead or (drafter is not None and drafter.observes):
@@ -134,16 +137,17 @@ class ModelRunner:
         for answer in tuple(self._unread):
             answer.get()
 
-    def _choose(self, computed: Computed, batch: Batch, masks: TokenMasks | None) -> Choice:
+    def _choose(
+        self, computed: Computed, batch: Batch, sampling: SamplingBatch, masks: TokenMasks | None
+    ) -> Choice:
         """Sample and append a token for each row of the step that asks for one."""
-        sampling = self._sampling.batch(batch.plan.sampling_slots)
-        is_greedy = masks is None and sampling.is_greedy_alone
-        if is_greedy and computed.greedy is not None:
-            return Choice(*computed.greedy)
+        is_plain = masks is None and sampling.is_plain
+        if is_plain and computed.sampled is not None:
+            return Choice(*computed.sampled)
         hidden = computed.hidden
         if batch.last_tokens is not None:
             hidden = hidden[batch.last_tokens]
-        if is_greedy:
+        if is_plain and sampling.random is None:
             choice = Choice(*self._model.greedy_tokens(hidden))
         else:
             logits = computed.logits

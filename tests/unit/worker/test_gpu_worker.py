@@ -181,12 +181,18 @@ def test_logprobs_are_read_with_the_answer(
         assert len(entry.logprobs) == len(entry.token_ids) and entry.rank >= 1
 
 
-@pytest.mark.parametrize(("temperature", "num_appended"), [(0.0, 0), (1.0, 1)])
-def test_a_greedy_step_ends_with_its_graph_and_a_drawn_one_uses_its_logits(
-    model: str, monkeypatch: pytest.MonkeyPatch, temperature: float, num_appended: int
+PLAIN = {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("params", "num_appended"),
+    [({"temperature": 0.0}, 0), (PLAIN, 0), ({"logprobs": 1}, 1), ({"logit_bias": {3: 5.0}}, 1)],
+)
+def test_a_step_of_rows_that_are_only_drawn_ends_with_its_graph_and_others_use_its_logits(
+    model: str, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], num_appended: int
 ) -> None:
     worker, _ = started(make_config(model), StandInDevice())
-    new = NewRequestData("r", [1, 2, 3], SamplingParams(temperature=temperature), [[1]], 0)
+    new = NewRequestData("r", [1, 2, 3], SamplingParams(**params), [[1]], 0)
     worker.submit(SchedulerOutput([new], {}, {"r": 3}, {"r": 1}, 3, [], [])).get()
     runner = worker._runner
     assert runner is not None

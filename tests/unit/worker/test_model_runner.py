@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.stepping import VOCAB, Running, Stepper
 from vllm_lite.core.step import SchedulerOutput
-from vllm_lite.worker import decode_graphs
 from vllm_lite.worker import prompt_logprobs as scoring
+from vllm_lite.worker.graph_sampler import GraphSampler
 from vllm_lite.worker.graph_shapes import GraphShape
 
 PROMPTS = {
@@ -59,7 +59,7 @@ def graphed(request: pytest.FixtureRequest) -> Iterator[None]:
         sizes, longer, most_sampled = request.param
         patched.setattr(Stepper, "graph_sizes", sizes)
         patched.setattr(Stepper, "longer", longer)
-        patched.setattr(decode_graphs, "_MOST_SAMPLED", most_sampled)
+        patched.setattr(GraphSampler, "most_rows", most_sampled)
         yield
 
 

@@ -64,3 +64,5 @@ from vllm_lite.kernels.cpu.state import (
     gated_rms_norm,
     selective_scan,
 )
+from vllm_lite.kernels.cpu.words import unpack_words
+from vllm_lite.kernels.reference.counter_rng import uniforms

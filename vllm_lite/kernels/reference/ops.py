@@ -11,6 +11,7 @@ from __future__ import annotations
 from vllm_lite.kernels.reference import (
     attention,
     cache,
+    counter_rng,
     elementwise,
     encoder,
     experts,
@@ -20,6 +21,7 @@ from vllm_lite.kernels.reference import (
     quantized,
     sampling,
     state,
+    words,
 )
 from vllm_lite.kernels.reference import grouped_linear as grouped
 from vllm_lite.kernels.reference import linear as plain
@@ -38,6 +40,7 @@ class Ops:
     quantized_linear = staticmethod(quantized.quantized_linear)
     quantized_lookup = staticmethod(quantized.quantized_lookup)
     dequantize_gguf = staticmethod(gguf.dequantize_gguf)
+    unpack_words = staticmethod(words.unpack_words)
     # Weights are what pack_grouped of the same implementation returned.
     pack_grouped = staticmethod(grouped.pack_grouped)
     grouped_linear = staticmethod(grouped.grouped_linear)
@@ -74,6 +77,7 @@ class Ops:
     apply_token_mask = staticmethod(sampling.apply_token_mask)
     penalize_tokens = staticmethod(sampling.penalize_tokens)
     greedy_tokens = staticmethod(sampling.greedy_tokens)
+    uniforms = staticmethod(counter_rng.uniforms)
     sample_tokens = staticmethod(sampling.sample_tokens)
     token_logprobs = staticmethod(sampling.token_logprobs)
 

@@ -27,9 +27,12 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     first_tile,
     first_visible,
     merge,
+    partial_row,
     plan_passes,
     room_for_partials,
+    rows_of_tile,
     split_keys,
+    store_no_partial,
     store_partial,
     tile_rows,
 )
@@ -225,18 +228,20 @@ def paged_attention_kernel(
     # The keys visible to any of these queries, in whole tiles, and this split's part of them.
     end = context + tl.minimum(first_query + BLOCK_Q, query_len)
     begin = first_visible(context + first_query, window, HAS_WINDOW) // BLOCK_N * BLOCK_N
-    own_splits = 1
     if IS_SPLIT:
-        own_splits, first_key, num_keys = split_keys(end - begin, split, num_splits, BLOCK_N)
-        if split >= own_splits:
-            return
+        first_key, num_keys = split_keys(end - begin, split, num_splits, BLOCK_N)
         begin += first_key
+        if begin >= end:
+            # With rows of its own: to keep them for the end takes registers.
+            queries, heads, is_row = rows_of_tile(
+                first_query, query_len, kv_head, GROUP, BLOCK_Q, BLOCK_M
+            )
+            row = partial_row(request, start, queries, heads, num_heads, BLOCK_Q, BY_REQUEST)
+            store_no_partial(partial_ptr, row, split, num_splits, is_row, VALUE_SIZE)
+            return
         end = tl.minimum(end, begin + num_keys)
 
-    rows = tl.arange(0, BLOCK_M)
-    queries = first_query + rows // GROUP
-    heads = kv_head * GROUP + rows % GROUP
-    is_row = (rows < BLOCK_Q * GROUP) & (queries < query_len)
+    queries, heads, is_row = rows_of_tile(first_query, query_len, kv_head, GROUP, BLOCK_Q, BLOCK_M)
     tokens = (start + queries).to(tl.int64)
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_SIZE
@@ -256,7 +261,7 @@ def paged_attention_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if HAS_SINKS:
         # A sink is a key without a value that all queries see; the first split has it.
-        is_sunk = is_row & (rows * 0 + split == 0)
+        is_sunk = is_row & (queries * 0 + split == 0)
         sinks = tl.load(sinks_ptr + heads, mask=is_sunk, other=float("-inf"))
         largest = sinks.to(tl.float32) * _LOG2_E
         total = tl.where(largest == float("-inf"), 0.0, 1.0)
@@ -306,14 +311,8 @@ def paged_attention_kernel(
         )
 
     if IS_SPLIT:
-        # Of requests' tiles [requests, BLOCK_Q, H, ...]: no room for tokens of other passes.
-        owner = tokens
-        if BY_REQUEST:
-            owner = request.to(tl.int64) * BLOCK_Q + queries
-        row = owner * num_heads + heads
-        store_partial(
-            partial_ptr, row, split, num_splits, own_splits, acc, largest, total, is_row, VALUE_SIZE
-        )
+        row = partial_row(request, start, queries, heads, num_heads, BLOCK_Q, BY_REQUEST)
+        store_partial(partial_ptr, row, split, num_splits, acc, largest, total, is_row, VALUE_SIZE)
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         place = (tokens * num_heads + heads) * VALUE_SIZE

@@ -2,12 +2,12 @@
 
 A tile is of one request's queries. If few programs would leave the device idle, each attends to a
 split of its keys, and a second kernel merges the results. A launch has room for the splits of the
-longest request; a tile of fewer keys has fewer splits, and surplus programs return at once. A step
+longest request; a tile of fewer keys has fewer splits, and surplus programs say just that. A step
 of requests of several lengths takes two passes: prompts by their tiles, and requests whose queries
 fit decode's by those.
 
 Partial results of an owner and head lie side by side as float32: each split's unnormalised sum,
-each one's largest score, each one's total, and the number of splits, which the first one writes.
+each one's largest score and each one's total. A surplus split has a largest score of -inf alone.
 """
 
 from __future__ import annotations
@@ -67,32 +67,65 @@ def first_visible(position, window, HAS_WINDOW: tl.constexpr):
 
 
 @triton.jit
+def rows_of_tile(
+    first_query,
+    query_len,
+    kv_head,
+    GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Return the query and the head of each row of a tile, and whether it has any."""
+    rows = tl.arange(0, BLOCK_M)
+    queries = first_query + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    return queries, heads, (rows < BLOCK_Q * GROUP) & (queries < query_len)
+
+
+@triton.jit
+def partial_row(
+    request,
+    start,
+    queries,
+    heads,
+    num_heads,
+    BLOCK_Q: tl.constexpr,
+    BY_REQUEST: tl.constexpr,
+):
+    """Owner * H + head of each row of a tile."""
+    # Of requests' tiles [requests, BLOCK_Q, H, ...]: no room for tokens of other passes.
+    owner = (start + queries).to(tl.int64)
+    if BY_REQUEST:
+        owner = request.to(tl.int64) * BLOCK_Q + queries
+    return owner * num_heads + heads
+
+
+@triton.jit
 def split_keys(num_keys, split, num_splits, BLOCK_N: tl.constexpr):
-    """Return (splits that a tile of `num_keys` keys has, first key of `split`, its most keys)."""
+    """Return (first key of `split` of a tile's `num_keys` keys, its most keys)."""
     tiles = tl.cdiv(num_keys, BLOCK_N)
     of_split = tl.maximum(tl.cdiv(tiles, num_splits), tl.cdiv(_MIN_SPLIT_KEYS, BLOCK_N))
     keys = of_split * BLOCK_N
-    return tl.cdiv(tiles, of_split), split * keys, keys
+    return split * keys, keys
 
 
 @triton.jit
 def partials_stride(num_splits, VALUE_SIZE: tl.constexpr):
     """Numbers of the partial results of an owner and head, in whole sectors of 32 bytes."""
-    return (num_splits * (VALUE_SIZE + 2) + 8) // 8 * 8
+    return (num_splits * (VALUE_SIZE + 2) + 7) // 8 * 8
+
+
+@triton.jit
+def store_no_partial(partial_ptr, row, split, num_splits, is_row, VALUE_SIZE: tl.constexpr):
+    """Store that a tile's rows have no keys in `split`; `row` as of `store_partial`."""
+    # The number of splits instead, kept for the end, took 22 registers more.
+    behind = partial_ptr + row * partials_stride(num_splits, VALUE_SIZE) + num_splits * VALUE_SIZE
+    tl.store(behind + split, tl.full(row.shape, float("-inf"), tl.float32), mask=is_row)
 
 
 @triton.jit
 def store_partial(
-    partial_ptr,
-    row,
-    split,
-    num_splits,
-    own_splits,
-    acc,
-    largest,
-    total,
-    is_row,
-    VALUE_SIZE: tl.constexpr,
+    partial_ptr, row, split, num_splits, acc, largest, total, is_row, VALUE_SIZE: tl.constexpr
 ):
     """Store a split's results of a tile's rows; `row` is their owner * H + head."""
     base = partial_ptr + row * partials_stride(num_splits, VALUE_SIZE)
@@ -102,9 +135,6 @@ def store_partial(
     behind = base + num_splits * VALUE_SIZE
     tl.store(behind + split, largest, mask=is_row)
     tl.store(behind + num_splits + split, total, mask=is_row)
-    number = tl.zeros_like(total) + own_splits
-    is_first = row * 0 + split == 0
-    tl.store(behind + 2 * num_splits, number, mask=is_row & is_first)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_splits", "block_q"])
@@ -137,13 +167,13 @@ def merge_splits_kernel(
     begin_next_and_wait(IS_CHAINED)
     base = partial_ptr + row * partials_stride(num_splits, HEAD_SIZE)
     behind = base + num_splits * HEAD_SIZE
-    # Any number where another pass writes the token afterwards.
-    own_splits = tl.load(behind + 2 * num_splits)
     splits = tl.arange(0, SPLITS)
-    is_split = (splits < tl.where(is_token, num_splits, 0)) & (splits < own_splits)
+    is_split = splits < tl.where(is_token, num_splits, 0)
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_SIZE
+    # Any numbers where another pass writes the token afterwards.
     largest = tl.load(behind + splits, mask=is_split, other=float("-inf"))
+    is_split = is_split & (largest != float("-inf"))
     total = tl.load(behind + num_splits + splits, mask=is_split, other=0.0)
     acc = tl.load(
         base + splits[:, None] * HEAD_SIZE + columns[None, :],
@@ -322,7 +352,7 @@ def room_for_partials(query: Tensor, value_size: int, splits: int, num_owners: i
 
     Owners are the tokens, or places of tokens in requests' tiles.
     """
-    stride = (splits * (value_size + 2) + 8) // 8 * 8  # as of partials_stride
+    stride = (splits * (value_size + 2) + 7) // 8 * 8  # as of partials_stride
     return query.new_empty((num_owners, query.shape[1], stride), dtype=torch.float32)
 
 

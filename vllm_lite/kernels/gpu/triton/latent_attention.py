@@ -20,6 +20,7 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     num_splits,
     room_for_partials,
     split_keys,
+    store_no_partial,
     store_partial,
 )
 from vllm_lite.kernels.gpu.triton.quantize import decode, stored_numbers
@@ -67,10 +68,15 @@ def latent_attention_kernel(
     context = tl.load(seq_lens_ptr + request) - query_len
     end = context + tl.minimum(first_query + BLOCK_Q, query_len)
     begin = 0
-    own_splits = 1
     if IS_SPLIT:
-        own_splits, begin, num_keys = split_keys(end, split, num_splits, BLOCK_N)
-        if split >= own_splits:
+        begin, num_keys = split_keys(end, split, num_splits, BLOCK_N)
+        if begin >= end:
+            rows = tl.arange(0, BLOCK_Q * HEADS)
+            queries = first_query + rows // HEADS
+            heads = tl.program_id(1) * HEADS + rows % HEADS
+            is_row = (queries < query_len) & (heads < num_heads)
+            row = (start + queries).to(tl.int64) * num_heads + heads
+            store_no_partial(partial_ptr, row, split, num_splits, is_row, VALUE_SIZE)
             return
         end = tl.minimum(end, begin + num_keys)
 
@@ -128,9 +134,7 @@ def latent_attention_kernel(
 
     if IS_SPLIT:
         row = tokens * num_heads + heads
-        store_partial(
-            partial_ptr, row, split, num_splits, own_splits, acc, largest, total, is_row, VALUE_SIZE
-        )
+        store_partial(partial_ptr, row, split, num_splits, acc, largest, total, is_row, VALUE_SIZE)
     else:
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         place = (tokens * num_heads + heads) * VALUE_SIZE

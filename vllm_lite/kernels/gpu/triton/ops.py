@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from vllm_lite.kernels.gpu.triton.attention import paged_attention
 from vllm_lite.kernels.gpu.triton.cache import reshape_and_cache
+from vllm_lite.kernels.gpu.triton.counter_rng import uniforms
 from vllm_lite.kernels.gpu.triton.elementwise import (
     act_and_mul,
     activation,
@@ -58,15 +59,12 @@ from vllm_lite.kernels.gpu.triton.quantized import (
 from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule, gated_recurrence
 from vllm_lite.kernels.gpu.triton.rotated_cache import rotate_and_cache
 from vllm_lite.kernels.gpu.triton.row_products import normed_plain_linear, plain_linear
-from vllm_lite.kernels.gpu.triton.sampling import (
-    apply_token_mask,
-    greedy_tokens,
-    sample_tokens,
-    token_logprobs,
-)
+from vllm_lite.kernels.gpu.triton.sampling import greedy_tokens, sample_tokens, token_logprobs
 from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear
 from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
+from vllm_lite.kernels.gpu.triton.token_mask import apply_token_mask
 from vllm_lite.kernels.grouped_parts import pack_quantized
 from vllm_lite.kernels.reference.gguf import dequantize_gguf
 from vllm_lite.kernels.reference.linear import embedding, linear, pack_heads, pack_linear
 from vllm_lite.kernels.reference.sampling import penalize_tokens
+from vllm_lite.kernels.reference.words import unpack_words

@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.reference import sampling as reference_sampling
 
-_MASK_BLOCK = 1024
 _LEAST_WEIGHT = tl.constexpr(2e-38)
 _UNIT = tl.constexpr(2.0**44)
 _BLOCK = 2048
@@ -26,27 +26,6 @@ _NUM_WARPS = 8
 # So many likeliest tokens are found, or none: each number would be another kernel to compile. Rows
 # that want more are sorted.
 _TOP = 32
-
-
-@triton.jit
-def token_mask_kernel(
-    logits_ptr, rows_ptr, bits_ptr, logits_stride, bits_stride, size, BLOCK: tl.constexpr
-):
-    place = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows_ptr + place).to(tl.int64)
-    tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_token = tokens < size
-    words = tl.load(bits_ptr + place * bits_stride + tokens // 32, mask=is_token, other=0)
-    is_banned = ((words >> (tokens % 32)) & 1) == 0
-    tl.store(logits_ptr + row * logits_stride + tokens, float("-inf"), mask=is_token & is_banned)
-
-
-def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    size = logits.shape[1]
-    grid = (len(rows), triton.cdiv(size, _MASK_BLOCK))
-    token_mask_kernel[grid](
-        logits, rows, bits, logits.stride(0), bits.stride(0), size, BLOCK=_MASK_BLOCK
-    )
 
 
 @triton.jit
@@ -133,8 +112,15 @@ def _first_largest(logits, tokens, last):
 
 @triton.jit
 def part_largest_kernel(
-    part_largest_ptr, part_tokens_ptr, logits_ptr, logits_stride, size, PART: tl.constexpr
+    part_largest_ptr,
+    part_tokens_ptr,
+    logits_ptr,
+    logits_stride,
+    size,
+    PART: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     tokens = part * PART + tl.arange(0, PART)
@@ -167,7 +153,9 @@ def greedy_kernel(
     size,
     PARTS: tl.constexpr,
     PART: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     token, largest = _largest(part_largest_ptr, part_tokens_ptr, row, size, PARTS, PART)
     tl.store(tokens_ptr + row, token)
@@ -188,8 +176,10 @@ def weights_kernel(
     size,
     PARTS: tl.constexpr,
     PART: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
     """The weights of rows that are drawn, and each part's largest one and mass."""
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     _, largest = _largest(part_largest_ptr, part_tokens_ptr, row, size, PARTS, PART)
@@ -225,7 +215,9 @@ def draw_kernel(
     size,
     PARTS: tl.constexpr,
     PART: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
 ):
+    wait_for_inputs(IS_CHAINED)
     row = tl.program_id(0).to(tl.int64)
     token, largest = _largest(part_largest_ptr, part_tokens_ptr, row, size, PARTS, PART)
     tl.store(largest_ptr + row, largest)
@@ -382,9 +374,13 @@ def _part_largest(logits: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, int]
     largest = logits.new_empty((num_rows, num_parts))
     tokens = torch.empty_like(largest, dtype=torch.int32)
     part_largest_kernel[largest.shape](
-        largest, tokens, logits, logits.stride(0), size, PART=part, num_warps=_NUM_WARPS
+        *(largest, tokens, logits, logits.stride(0), size),
+        PART=part,
+        num_warps=_NUM_WARPS,
+        **chained(logits.device),
     )
-    return (largest, tokens), {"PARTS": triton.next_power_of_2(num_parts), "PART": part}
+    sizes = {"PARTS": triton.next_power_of_2(num_parts), "PART": part}
+    return (largest, tokens), sizes | chained(logits.device)
 
 
 def token_logprobs(
