@@ -307,9 +307,24 @@ def test_server_reaches_the_engine_only_through_its_client(path: Path) -> None:
             assert wall, f"{ids(path)}:{line} imports {name}"
 
 
-@pytest.mark.parametrize("module", ["vllm_lite", "vllm_lite.cli.main", "vllm_lite.server.app"])
-def test_the_front_end_starts_without_torch(module: str) -> None:
-    code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+_TEXT_AND_HTTP = "vllm_lite.parsers vllm_lite.server tokenizers jinja2 fastapi pydantic"
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("vllm_lite vllm_lite.cli.main vllm_lite.server.app", "torch transformers"),
+        # What runs before the engine core's process does.
+        ("vllm_lite.cli.main vllm_lite.engine.link.spawn", "msgspec logging.config numpy"),
+        (
+            "vllm_lite.engine.core.__main__ vllm_lite.executor.uniproc",
+            f"{_TEXT_AND_HTTP} transformers logging.config vllm_lite.worker.gpu_worker",
+        ),
+    ],
+)
+def test_what_must_start_fast_imports_little(modules: str, absent: str) -> None:
+    held = f"print(sorted(set({absent.split()}) & set(sys.modules)))"
+    code = f"import sys, {', '.join(modules.split())}; {held}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

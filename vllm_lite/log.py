@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import logging
-import logging.config
 import os
 import sys
 import threading
@@ -159,6 +158,9 @@ def _is_ours(handler: logging.Handler) -> bool:
 
 def configure_logging_from(path: str, source: str) -> None:
     """Apply a JSON file for dictConfig; raises UsageError that names `source`, who asked for it."""
+    # Imported here: it brings servers, and a process that must start fast has a log, too.
+    import logging.config
+
     try:
         logging.config.dictConfig(json.loads(Path(path).read_text()))
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:

@@ -11,9 +11,12 @@ import gc
 import signal
 import sys
 
+from vllm_lite.engine.core.preload import load_torch_libraries
+
 if __name__ == "__main__":
     # Modules and weights stay: to look for garbage among them takes up to 0.3 s of a start.
     gc.disable()
+    load_torch_libraries()
 
 import msgspec
 
@@ -21,7 +24,8 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
 from vllm_lite.engine.link.channel import CoreChannel, Heartbeat
-from vllm_lite.engine.link.spawn import CoreJob, sockets_of
+from vllm_lite.engine.link.messages import CoreJob
+from vllm_lite.engine.link.spawn import sockets_of
 from vllm_lite.executor.select import make_executor
 from vllm_lite.lifeline import die_with_parent
 from vllm_lite.log import make_stderr_lossy, set_process_name
@@ -58,7 +62,7 @@ def main(arguments: list[str]) -> int:
     if not given:
         return 0  # The parent found a mistake in its options.
     job = decode(given, type=CoreJob)
-    channel = CoreChannel(sockets_of(channel_fd, job))
+    channel = CoreChannel(sockets_of(channel_fd, job.num_front_ends))
     error = CoreLoop(channel, Heartbeat(heartbeat_fd)).run(
         lambda: build_core(decode(job.config, type=VllmConfig))
     )

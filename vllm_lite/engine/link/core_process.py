@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import weakref
 
+import msgspec
+
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.engine.link.channel import Heartbeat
 from vllm_lite.engine.link.core_handle import StartedCore
+from vllm_lite.engine.link.messages import CoreJob
 from vllm_lite.engine.link.spawn import allow_open_files, discard_spawned, spawn_core
 
 
@@ -32,7 +35,9 @@ class CoreProcess(StartedCore):
         # A core that waits for a GPU or for ranks may use no processor meanwhile.
         self.computes_itself = config.device == "cpu" and not config.parallel.has_ranks
         self.watched_pid = self.pid
-        self.further_ends = self._spawned.give(config, self.num_front_ends)
+        encode = msgspec.msgpack.encode
+        job = CoreJob(msgspec.Raw(encode(config)), self.num_front_ends)
+        self.further_ends = self._spawned.give(encode(job), self.num_front_ends)
 
     def kill(self) -> None:
         self._spawned.child.kill()

@@ -20,6 +20,13 @@ from vllm_lite.worker.interface import MemoryTag
 Answer = TypeVar("Answer")
 
 
+class CoreJob(msgspec.Struct):
+    """What a core is started with: a VllmConfig as msgpack, and how many front ends it has."""
+
+    config: msgspec.Raw
+    num_front_ends: int
+
+
 class AddRequests(msgspec.Struct, tag="add"):
     """Sequences to generate; the choices of one request come together."""
 

@@ -10,9 +10,6 @@ import os
 import resource
 import socket
 import tempfile
-from typing import Any
-
-import msgspec
 
 from vllm_lite import envs
 from vllm_lite.errors import EngineDeadError, UsageError
@@ -24,13 +21,6 @@ HEARTBEAT_SIZE = 16
 _FEWEST_FILES, _ENOUGH_FILES = 96, 65535
 # The message that a descriptor comes with.
 _FOLLOWS = b"s"
-
-
-class CoreJob(msgspec.Struct):
-    """A VllmConfig as msgpack, and how many front ends the core has."""
-
-    config: msgspec.Raw
-    num_front_ends: int
 
 
 class SpawnedCore:
@@ -61,7 +51,7 @@ class SpawnedCore:
             raise EngineDeadError(f"The engine core could not be started: {self.child.error}")
         self.process = self.child.process
 
-    def give(self, config: Any, num_front_ends: int) -> list[socket.socket]:
+    def give(self, job: bytes, num_front_ends: int) -> list[socket.socket]:
         """Begin to load: the child reads its job. Gives the sockets of further front ends."""
         pairs = [socket.socketpair() for _ in range(1, num_front_ends)]
         with contextlib.suppress(ConnectionError):  # a child that is gone shows elsewhere
@@ -69,16 +59,15 @@ class SpawnedCore:
                 socket.send_fds(self.end, [_FOLLOWS], [theirs.fileno()])
         for _, theirs in pairs:
             theirs.close()
-        encode = msgspec.msgpack.encode
-        self.child.give(encode(CoreJob(msgspec.Raw(encode(config)), num_front_ends)))
+        self.child.give(job)
         return [end for end, _ in pairs]
 
 
-def sockets_of(descriptor: int, job: CoreJob) -> list[socket.socket]:
+def sockets_of(descriptor: int, num_front_ends: int) -> list[socket.socket]:
     """In the child: the sockets to all front ends."""
     first = socket.socket(fileno=descriptor)
     ends = [first]
-    for _ in range(1, job.num_front_ends):
+    for _ in range(1, num_front_ends):
         _, descriptors, _, _ = socket.recv_fds(first, len(_FOLLOWS), 1)
         ends.append(socket.socket(fileno=descriptors[0]))
     return ends

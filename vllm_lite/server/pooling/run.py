@@ -50,7 +50,6 @@ class Pooled:
 
 
 def facts_of(context: ServingContext) -> PoolingFacts:
-    """The facts of an engine that pools."""
     facts = context.client.config.facts.pooling
     assert facts is not None
     return facts

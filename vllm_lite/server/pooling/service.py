@@ -151,7 +151,6 @@ class CohereService:
         return await written(context, pooled, lambda: _cohere_payload(body, pooled))
 
     def _texts(self, body: CohereEmbedRequest) -> list[str]:
-        """The texts; raises RequestError."""
         if (body.texts is None) == (body.inputs is None):
             raise RequestError("The body needs either texts or inputs", "texts")
         name, texts = body.texts_field, body.texts or []

@@ -236,8 +236,9 @@ async def _serve(
 
 
 def _settle_garbage() -> None:
-    """Exempt all objects of the start from collection, and collect less often."""
+    """Exempt all objects of the start from collection, and collect less often from now on."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 

@@ -71,7 +71,6 @@ class ResponseOutput:
             self._logprobs += logprobs
 
     def close(self, *, is_complete: bool = True) -> list[Payload]:
-        """End the open item, if there is one."""
         if not self._is_open:
             return []
         self._is_open = False
