@@ -158,7 +158,6 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether another exchange can begin."""
         transport = self._transport
         return transport is not None and not transport.is_closing()
 

@@ -125,7 +125,6 @@ async def _load(
 def _report(
     options: ServeOptions, run: LoadRun, names: dict[str, str | None], plotter: Plotter | None
 ) -> None:
-    """Print the table and write what was asked for."""
     metrics = measure(run.results, run.duration, options.percentiles, options.goodput_limits)
     probe, drafts = probe_block(run.probes), drafts_block(run.drafts)
     show(table(metrics, options, probe, drafts))

@@ -203,7 +203,6 @@ def _as_ids(sample: Sample, tokenizer: Tokenizer) -> Sample:
 
 
 def _num_tokens(output: AnyOutput) -> int:
-    """Generated tokens."""
     choices = output.outputs if isinstance(output, RequestOutput) else []
     return sum(len(choice.token_ids) for choice in choices)
 

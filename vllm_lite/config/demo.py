@@ -65,7 +65,6 @@ DEMO_TOOL_TEMPLATE = """\
 
 
 def is_demo(path: str | Path) -> bool:
-    """Whether `path` is the demo model's file."""
     return Path(path) == demo_path()
 
 

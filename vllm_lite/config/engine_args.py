@@ -64,7 +64,6 @@ class EngineArgs:
 
     @property
     def given(self) -> JsonView:
-        """The options that were set, by name."""
         return self._given
 
     def __getattr__(self, name: str) -> Any:

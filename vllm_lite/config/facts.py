@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from vllm_lite.config.pooling import PoolingFacts
 from vllm_lite.config.values import Json, JsonView
+from vllm_lite.errors import CheckpointError
 
 # The context of a model that knows no positions, and what is served of it unless more is asked for.
 UNLIMITED_POSITIONS = 2**31 - 1
@@ -18,6 +19,7 @@ _SPELLINGS: Final = {
     **dict.fromkeys(("auto_awq", "awq_marlin"), "awq"),
     **dict.fromkeys(("auto_gptq", "gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "ipex"), "gptq"),
     **dict.fromkeys(("inc", "intel/auto-round"), "auto-round"),
+    "compressed_tensors": "compressed-tensors",
     "deepseek_v4_fp8": "fp8",
     "petit_nvfp4": "modelopt",
     "gpt_oss_mxfp4": "mxfp4",
@@ -72,6 +74,10 @@ class ModelFacts:
     # Whose implementation of the architecture runs, and whether it may be the checkpoint's code.
     implementation: Literal["vllm", "transformers"] = "vllm"
     trusts_code: bool = False
+
+    def error(self, what: str) -> CheckpointError:
+        """An error about this checkpoint, to be raised."""
+        return CheckpointError(f"{self.path}: {what}")
 
     @property
     def quantization(self) -> str | None:

@@ -42,5 +42,4 @@ class KVEventsConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"

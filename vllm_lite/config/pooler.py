@@ -20,7 +20,7 @@ from vllm_lite.config.model import DTYPE_WORDS
 from vllm_lite.config.options.option import JsonOption, Rules, config, option
 from vllm_lite.config.pooling import TASKS, PoolingFacts, SeqPooling, TokPooling
 from vllm_lite.config.values import Json, JsonView
-from vllm_lite.errors import CheckpointError, UsageError
+from vllm_lite.errors import UsageError
 from vllm_lite.log import init_logger
 
 logger = init_logger(__name__)
@@ -269,7 +269,7 @@ def _vectors(facts: ModelFacts, *, has_pooling: bool) -> Json:
         found["size"] = found["dense"][-1].out_size
     sizes = hf.get("matryoshka_dimensions") or []
     if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
-        raise CheckpointError(f"{facts.path}: matryoshka_dimensions is not a list of sizes")
+        raise facts.error("matryoshka_dimensions is not a list of sizes")
     found |= {
         "matryoshka_dimensions": tuple(sizes),
         "is_matryoshka": bool(sizes or hf.get("is_matryoshka")),
@@ -298,7 +298,7 @@ def _classes(facts: ModelFacts, tokenizer: str) -> Json:
     if count is None:
         count = len(names) or _NUM_LABELS
     if type(count) is not int or count < 1:
-        raise CheckpointError(f"{facts.path}: num_labels is {count!r}, not a positive number")
+        raise facts.error(f"num_labels is {count!r}, not a positive number")
     own_pooling = {"cls": "CLS", "mean": "MEAN"}.get(hf.get("classifier_pooling", ""))
     return {
         **({"seq_pooling_type": own_pooling} if own_pooling else {}),
@@ -327,9 +327,7 @@ def _activation(facts: ModelFacts) -> str:
     kinds = {"Identity": "identity", "Sigmoid": "softmax", "Softmax": "softmax"}
     kind = kinds.get(str(name).rpartition(".")[2])
     if kind is None:
-        raise CheckpointError(
-            f"{facts.path}: the activation {name} of its classes is none of {', '.join(kinds)}"
-        )
+        raise facts.error(f"the activation {name} of its classes is none of {', '.join(kinds)}")
     return kind
 
 

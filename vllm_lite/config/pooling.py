@@ -90,7 +90,6 @@ class PoolingFacts:
 
     @property
     def default_task(self) -> str:
-        """The task of requests that name none."""
         return self.tasks[0]
 
     @property

@@ -94,12 +94,10 @@ class SchedulerConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Most tokens that are scheduled in one step."""
         return min(self.max_num_scheduled_tokens or 1 << 62, self.max_num_batched_tokens)
 
     @property
     def active_seqs(self) -> int:
-        """Most requests that run at once."""
         return self.max_num_active_seqs or self.max_num_seqs
 
     def __post_init__(self) -> None:

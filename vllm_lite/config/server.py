@@ -88,8 +88,6 @@ class ServerConfig(ReplyConfig):
 
     ROWS: ClassVar[tuple[Option, ...]] = rows("server")
 
-    GROUP: ClassVar[str] = "Frontend"
-
     host: str | None = option(None, "Address to listen on; default: all interfaces.")
     port: int = option(8000, "TCP port to listen on.", ge=0, le=65535)
     uds: str | None = option(None, "Unix socket to listen on instead of host and port.")

@@ -67,11 +67,9 @@ class BlockEvents:
             self._events.append(BlockRemoved([_number(key)], MEDIUM))
 
     def cleared(self) -> None:
-        """All blocks."""
         self._events.append(AllBlocksCleared())
 
     def take(self) -> list[BlockEvent]:
-        """The events since the last call."""
         events, self._events = self._events, []
         return events
 

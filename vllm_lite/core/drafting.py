@@ -27,7 +27,6 @@ class Drafting:
         self.stats = SpecDecodingStats() if self._most else None
 
     def begin_step(self, num_running: int) -> None:
-        """Begin to plan a step, with so many running requests."""
         self._num_steps += 1
         self._lengths.begin_step(self._num_steps, num_running)
 
@@ -80,13 +79,11 @@ class Drafting:
         return num_drafts, accepted
 
     def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
-        """Learn from the time that a step took."""
         num_drafts = sum(output.num_draft_tokens.values())
         # The time of drafts for the next step is no part of a step without any.
         if not step.num_prompt_tokens and (num_drafts or not output.drafts):
             self._lengths.learn(len(step.num_scheduled_tokens), num_drafts, seconds)
 
     def forget(self, request: Request) -> None:
-        """Drop what is known of a request that ended."""
         self._lengths.forget(request.request_id)
         self._asked.pop(request.request_id, None)

@@ -97,8 +97,6 @@ class KVCacheManager:
                 interval=plan.state_interval,
             )
         self._tables: dict[str, _Tables] = {}
-        # Blocks that outlive their request, by its id.
-        self._deferred: dict[str, list[Block]] = {}
         self._nothing: list[list[int]] = []
 
     def get_computed_blocks(self, request: Request) -> Hits:
@@ -201,7 +199,6 @@ class KVCacheManager:
         self.states.withdraw(request)
 
     def free(self, request: Request) -> None:
-        """Free all blocks of a request, if it has any."""
         tables = self._tables.pop(request.request_id, None)
         if tables is not None:
             self._release_out_of_window(tables, request)
@@ -210,21 +207,6 @@ class KVCacheManager:
                 self.pool.release(table.blocks[::-1])
         self.states.free(request)
 
-    def defer_free(self, request: Request) -> None:
-        """Keep the blocks that a request holds now, also when it leaves, until `free_deferred`.
-
-        For whoever reads them without the scheduler's knowledge, such as a transfer.
-        """
-        assert request.request_id not in self._deferred
-        tables = self._tables[request.request_id].of_group
-        blocks = [block for table in tables for block in table.blocks]
-        self.pool.hold(blocks)
-        self._deferred[request.request_id] = blocks
-
-    def free_deferred(self, request_id: str) -> None:
-        """Free what `defer_free` kept."""
-        self.pool.release(self._deferred.pop(request_id)[::-1])
-
     def _release_out_of_window(self, tables: _Tables, request: Request) -> None:
         """Release what no later token sees; it is reused before blocks that prefixes need."""
         for group, table in zip(self._groups, tables.of_group, strict=True):
@@ -232,7 +214,6 @@ class KVCacheManager:
             group.release_out_of_window(table, request.num_computed_tokens)
 
     def block_ids(self, request: Request) -> list[list[int]]:
-        """The request's block tables, one for each group."""
         tables = self._tables[request.request_id].of_group
         return [[block.block_id for block in table.blocks] for table in tables]
 
@@ -265,16 +246,13 @@ class _Group:
         self._suffix = index.to_bytes(2, "little") if index else b""
 
     def key(self, content_hash: bytes) -> bytes:
-        """The key of a content's block in this group."""
         return content_hash + self._suffix if self._suffix else content_hash
 
     def find_hits(self, hashes: list[bytes]) -> list[Block]:
-        """The table entries of the longest cached prefix of `hashes`."""
         keys = [content_hash + self._suffix for content_hash in hashes] if self._suffix else hashes
         return self.rule.find_hits(self._pool.find, self._pool.null_block, keys)
 
     def release_out_of_window(self, table: _Table, num_computed_tokens: int) -> None:
-        """Release the blocks that no later token sees."""
         first = self.rule.first_needed_block(num_computed_tokens)
         if first <= table.num_released:
             return

@@ -35,12 +35,10 @@ class KVCachePlan:
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
-        """The groups of the spec's layers."""
         return cache_groups(self.spec)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a block."""
         return page_bytes(self.groups, self.block_size)
 
 

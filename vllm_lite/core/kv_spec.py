@@ -71,7 +71,6 @@ class LayerCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token's key and value take."""
         return sum(self.row_sizes) * self.num_kv_heads * self.item_size
 
 

@@ -53,7 +53,6 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.activations + self.graphs + self.libraries
 
 

@@ -76,7 +76,6 @@ class StepPace:
         return max(tokens, min(2 * tokens, int(most / _nearest(self._added, tokens))))
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn from the time that a step took."""
         if not self._is_on:
             return
         prompts, num_decoding = step.num_prompt_tokens, len(step.num_scheduled_tokens)
@@ -86,7 +85,6 @@ class StepPace:
         self.learn(num_decoding, prompts, seconds)
 
     def learn(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Take the time of a step into account."""
         if not num_prompt_tokens:
             _learn(self._alone, num_decoding, seconds)
             return

@@ -23,7 +23,6 @@ class DoneOutput:
     output: ModelRunnerOutput
 
     def get(self) -> ModelRunnerOutput:
-        """The answer."""
         return self.output
 
 
@@ -34,5 +33,4 @@ class FailedOutput:
     error: Exception
 
     def get(self) -> ModelRunnerOutput:
-        """Raise the cause."""
         raise self.error

@@ -81,7 +81,6 @@ class PrefillLimit:
         return Verdict.ADMIT if has_room else Verdict.STOP
 
     def count(self, missing: int, chunk: int) -> None:
-        """Count a request that is computed in part."""
         if chunk < missing:
             self._num_partial += 1
             self._num_long += missing > self.chunk_limit

@@ -39,11 +39,9 @@ class FCFSQueue:
         self._requests: OrderedDict[str, Request] = OrderedDict()
 
     def add(self, request: Request) -> None:
-        """At the end."""
         self._requests[request.request_id] = request
 
     def put_back(self, request: Request) -> None:
-        """At the front."""
         self._requests[request.request_id] = request
         self._requests.move_to_end(request.request_id, last=False)
 
@@ -52,7 +50,6 @@ class FCFSQueue:
         del self._requests[request.request_id]
 
     def peek(self) -> Request:
-        """The oldest."""
         return next(iter(self._requests.values()))
 
     def __len__(self) -> int:
@@ -74,13 +71,11 @@ class TurnQueue:
         self._given = [0, 0]
 
     def add(self, request: Request) -> None:
-        """At the end of its kind."""
         lane = self._lane_of(request)
         self._given[lane] = max(self._given[lane], self._given[1 - lane] - self._step_tokens)
         self._lanes[lane].add(request)
 
     def put_back(self, request: Request) -> None:
-        """At the front of its kind."""
         lane = self._lane_of(request)
         self._given[lane] -= request.num_tokens
         self._lanes[lane].put_back(request)
@@ -93,7 +88,6 @@ class TurnQueue:
             self._given[lane] += request.num_tokens
 
     def peek(self) -> Request:
-        """The oldest of the kind whose turn it is."""
         short, long = self._lanes
         is_long = not short or (long and self._given[1] < self._given[0])
         return self._lanes[bool(is_long)].peek()
@@ -135,7 +129,6 @@ class PriorityQueue:
             self._heap = sorted(self._live.values())
 
     def peek(self) -> Request:
-        """The most urgent."""
         heap = self._heap
         while self._live.get(heap[0][3].request_id) is not heap[0]:
             heapq.heappop(heap)
@@ -175,7 +168,6 @@ class FairQueue:
         self._floor = 0.0
 
     def add(self, request: Request) -> None:
-        """At the end of its tenant's requests."""
         self._settle()
         self._queue_of(request.tenant).add(request)
         self._num_waiting += 1
@@ -201,7 +193,6 @@ class FairQueue:
             self._floor = self._counters[tenant]
 
     def peek(self) -> Request:
-        """The oldest request of the tenant that was served least."""
         self._settle()
         counters = self._counters
         return self._waiting[min(self._waiting, key=counters.__getitem__)].peek()

@@ -118,7 +118,6 @@ class Request:
 
     @classmethod
     def from_message(cls, message: EngineCoreRequest) -> Request:
-        """The request of a message."""
         return cls(
             request_id=message.request_id,
             prompt_token_ids=message.prompt_token_ids,
@@ -133,7 +132,6 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
         return self.num_tokens - self.num_prompt_tokens
 
     @property
@@ -189,6 +187,5 @@ class Request:
         self.num_computed_tokens = self.num_ahead_tokens = self.num_expected_tokens = 0
 
     def append_token(self, token_id: int) -> None:
-        """Append a sampled token."""
         self.token_ids.append(token_id)
         self.num_tokens += 1

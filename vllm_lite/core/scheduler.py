@@ -22,12 +22,7 @@ from vllm_lite.core.pace import StepPace
 from vllm_lite.core.prefill_limit import PrefillLimit, Verdict
 from vllm_lite.core.queue import choose_victim, request_queue
 from vllm_lite.core.request import Request, RequestStatus
-from vllm_lite.core.step import (
-    EngineCoreOutput,
-    ModelRunnerOutput,
-    SchedulerOutput,
-    TokenLogprobs,
-)
+from vllm_lite.core.step import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from vllm_lite.core.step_builder import StepBudget, StepBuilder
 from vllm_lite.core.stopping import append_tokens
 from vllm_lite.errors import RequestError
@@ -160,7 +155,6 @@ class Scheduler:
         return outputs
 
     def learn(self, step: SchedulerOutput, output: ModelRunnerOutput, seconds: float) -> None:
-        """Learn from the time that an answered step took."""
         self.pace.observe(step, seconds)
         self._drafting.learn(step, output, seconds)
 
@@ -169,7 +163,6 @@ class Scheduler:
         return bool(self.requests or self._departed)
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that wait or run."""
         return len(self.requests)
 
     def make_stats(self) -> SchedulerStats:
@@ -345,7 +338,6 @@ def _reserve(config: SchedulerConfig) -> Reserve:
 
 
 def _counts(step: SchedulerOutput) -> tuple[Iterable[int], Iterable[int]]:
-    """Tokens and verified tokens of each request in a step."""
     return step.num_scheduled_tokens.values(), step.num_verified.values()
 
 

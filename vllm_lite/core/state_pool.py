@@ -148,7 +148,6 @@ class StatePool(NoStates):
         return StateSlots(-1 if read is None else read.block_id - 1, writes)
 
     def publish_computed(self, request: Request) -> None:
-        """Publish the snapshots of computed tokens."""
         slots = self._slots[request.request_id]
         while slots.unpublished and slots.unpublished[0][0] <= request.num_computed_tokens:
             position, block = slots.unpublished.pop(0)
@@ -167,7 +166,6 @@ class StatePool(NoStates):
         self.pool.withdraw([block for block in found if block is not None])
 
     def free(self, request: Request) -> None:
-        """Free the slots of a request, if it has any."""
         slots = self._slots.pop(request.request_id, None)
         if slots is None:
             return

@@ -26,7 +26,6 @@ class StepBudget:
 
     @property
     def admits(self) -> bool:
-        """Whether another request may begin."""
         return self.tokens > 0 and self.prompts > 0 and self.seqs > 0 and self.states > 0
 
 
@@ -99,7 +98,6 @@ class StepBuilder:
             self._new_block_ids.pop(request_id, None)
 
     def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
-        """The finished message."""
         return SchedulerOutput(
             new_requests=self._new,
             new_block_ids=self._new_block_ids,

@@ -17,7 +17,7 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.score_terms import ScoreTerms, check_arguments, per_head
-from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
 
 # Operations that take all the reference does, whatever the size of values, take this argument.
 _WITH_ALL = ("lse",)
@@ -31,7 +31,7 @@ class LayerCache(NamedTuple):
     group: int = 0
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, WeightedLayer):
     """Causal scaled dot-product attention over one layer's paged cache."""
 
     def __init__(
@@ -56,11 +56,7 @@ class Attention(nn.Module):
             full, start = (self._heads.full_size,), (self._heads.start,)
             yield NamedSlot("", "sinks", WeightSlot(self._terms["sinks"], full, start))
 
-    def process_weights_after_loading(self) -> None:
-        pass
-
     def bind_kv_cache(self, cache: LayerCache) -> None:
-        """Use the tensors of `cache` from now on."""
         self._key_cache, self._value_cache, self._group = cache
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -5,9 +5,8 @@ Each rank holds the same number of rows, the last one possibly fewer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,33 +14,11 @@ from torch import Tensor, nn
 from vllm_lite.distributed.groups import Shard, tp_group
 from vllm_lite.kernels.cpu.mapped_memory import KeptRows
 from vllm_lite.kernels.dispatch import ops
+from vllm_lite.layers.linear import slot_of
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
 from vllm_lite.quantization.head import HeadKernel, head_kernel
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
-
-
-def _vocab_slots(weights: Mapping[str, StoredTensor], shard: Shard) -> Iterator[NamedSlot]:
-    for name, stored in weights.items():
-        if stored.is_one_number:
-            yield NamedSlot("", name, WeightSlot(stored.data, (1,), (0,), output_dim=None))
-            continue
-        full_shape, starts = list(stored.data.shape), [0] * stored.data.dim()
-        if stored.output_dim is not None:
-            items = shard.in_items(stored.outputs_per_item)
-            full_shape[stored.output_dim] = items.full_size
-            starts[stored.output_dim] = items.start
-        slot = WeightSlot(
-            stored.data,
-            tuple(full_shape),
-            tuple(starts),
-            None if stored.rows is None else partial(stored.rows.__setitem__, 0),
-            stored.output_dim,
-            stored.outputs_per_item,
-            stored.unpacking,
-            stored.is_optional,
-        )
-        yield NamedSlot("", name, slot)
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -63,7 +40,8 @@ class VocabParallelEmbedding(nn.Module):
         return self._group.all_reduce(hidden, hidden.dtype)
 
     def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from _vocab_slots(self._weights, self._shard)
+        for suffix, stored in self._weights.items():
+            yield NamedSlot("", suffix, replace(slot_of(stored, self._shard), packing=None))
 
     def process_weights_after_loading(self) -> None:
         weights, self._weights = self._weights, {}
@@ -149,8 +127,8 @@ class ParallelLMHead(nn.Module):
         stored = dict(self._weights)
         if self._bias is not None:
             stored["bias"] = StoredTensor(self._bias, output_dim=0, input_dim=None)
-        for shard, suffix, slot in _vocab_slots(stored, self._shard):
-            yield NamedSlot(shard, suffix, replace(slot, packing=stored[suffix].packing))
+        for suffix, tensor in stored.items():
+            yield NamedSlot("", suffix, slot_of(tensor, self._shard))
 
     def process_weights_after_loading(self) -> None:
         # Sums stay float32: rounding them to the model's type would create ties.
@@ -163,7 +141,7 @@ class ParallelLMHead(nn.Module):
         self._head = head_kernel(self.kernel)
 
 
-class LearnedPositions(nn.Module):
+class LearnedPositions(nn.Module, WeightedLayer):
     """Learned position embeddings, added to tokens' vectors."""
 
     def __init__(self, num_positions: int, hidden_size: int, dtype: torch.dtype) -> None:
@@ -179,11 +157,8 @@ class LearnedPositions(nn.Module):
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield NamedSlot("", "weight", WeightSlot.whole(self._rows))
 
-    def process_weights_after_loading(self) -> None:
-        """Do nothing: the rows are used as they are."""
 
-
-class EncoderEmbedding(nn.Module):
+class EncoderEmbedding(nn.Module, WeightedLayer):
     """A token's vector and those of its position and its type, summed and layer-normalised.
 
     Whole on every rank.
@@ -223,6 +198,3 @@ class EncoderEmbedding(nn.Module):
         yield NamedSlot("norm", "weight", WeightSlot.whole(self._weight))
         if self._bias is not None:
             yield NamedSlot("norm", "bias", WeightSlot.whole(self._bias))
-
-    def process_weights_after_loading(self) -> None:
-        """Do nothing: the tables are used as they are."""

@@ -17,7 +17,7 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.experts import ExpertForm, Routing
 from vllm_lite.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, ParallelLinear
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
-from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
 from vllm_lite.quantization.experts import ExpertsKernel, check_experts, drop_bias, experts_kernel
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, as_they_are
 
@@ -74,7 +74,6 @@ class Expert(nn.Module):
 
     @property
     def first(self) -> LinearKernel:
-        """The kernel of the first layer."""
         return self.gate_up_proj.kernel if self.up_proj is None else self.up_proj.kernel
 
 
@@ -95,7 +94,7 @@ class SharedExpert(nn.Module):
         return self._add(routed, made, 1.0, self._scale, out=routed, gates=gates)
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(nn.Module, WeightedLayer):
     """The sum of down(act(gate(x)) * up(x)) over a token's experts, weighted by the router."""
 
     kernel: ExpertsKernel
@@ -139,11 +138,7 @@ class SparseMLP(nn.Module):
     def _forward_with_shared(self, x: Tensor) -> Tensor:
         return self._add_shared(SparseMLP.forward(self, x), x)
 
-    def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from ()
-
     def process_weights_after_loading(self) -> None:
-        """Pack all experts into one kernel."""
         experts = [expert for expert in self.experts if isinstance(expert, Expert)]
         self.experts = nn.ModuleList()
         if self._group.rank > 0:  # the sum over ranks must contain biases once

@@ -22,6 +22,45 @@ def _unready(x: Tensor) -> Tensor:
     raise RuntimeError("the layer's weights are not loaded yet")
 
 
+def slot_of(
+    stored: StoredTensor, output: Shard, *, inputs: Shard | None = None, offset: int = 0
+) -> WeightSlot:
+    """The slot of the outputs `output`, `offset` outputs behind the beginning of `stored`.
+
+    Without `inputs` every rank has all of them. Raises CheckpointError where packed ones are cut.
+    """
+    part = stored.data
+    full_shape = list(part.shape)
+    starts = [0] * part.dim()
+    if stored.output_dim is not None:
+        per_item = stored.outputs_per_item
+        if offset % per_item:
+            raise CheckpointError(f"a fused layer has parts of no whole {per_item} outputs")
+        items = output.in_items(per_item)
+        part = part.narrow(stored.output_dim, offset // per_item, items.size)
+        full_shape[stored.output_dim] = items.full_size
+        starts[stored.output_dim] = items.start
+    if inputs is not None and stored.input_dim is not None:
+        items = inputs.in_items(stored.inputs_per_item)
+        full_shape[stored.input_dim] = items.full_size
+        starts[stored.input_dim] = items.start
+    if stored.is_one_number:
+        return WeightSlot(part, (1,), (0,), output_dim=None)
+    keep = None if stored.rows is None else partial(stored.rows.__setitem__, offset)
+    return WeightSlot(
+        part,
+        tuple(full_shape),
+        tuple(starts),
+        keep,
+        stored.output_dim,
+        stored.outputs_per_item,
+        stored.unpacking,
+        stored.is_optional,
+        stored.packing,
+        offset,
+    )
+
+
 class ParallelLinear(nn.Module):
     """This rank's part of y = x W^T + b, with one or more shards of outputs side by side."""
 
@@ -57,41 +96,9 @@ class ParallelLinear(nn.Module):
         offset = 0
         for name, output in self._outputs.items():
             for suffix, tensor in stored.items():
-                yield NamedSlot(name, suffix, self._slot(tensor, output, offset))
+                slot = slot_of(tensor, output, inputs=self._inputs, offset=offset)
+                yield NamedSlot(name, suffix, slot)
             offset += output.size
-
-    def _slot(self, stored: StoredTensor, output: Shard, offset: int) -> WeightSlot:
-        part = stored.data
-        full_shape = list(part.shape)
-        starts = [0] * part.dim()
-        if stored.output_dim is not None:
-            per_item = stored.outputs_per_item
-            if offset % per_item:
-                raise CheckpointError(f"a fused layer has parts of no whole {per_item} outputs")
-            items = output.in_items(per_item)
-            part = part.narrow(stored.output_dim, offset // per_item, items.size)
-            full_shape[stored.output_dim] = items.full_size
-            starts[stored.output_dim] = items.start
-        if stored.input_dim is not None:
-            items = self._inputs.in_items(stored.inputs_per_item)
-            full_shape[stored.input_dim] = items.full_size
-            starts[stored.input_dim] = items.start
-        if stored.is_one_number:
-            return WeightSlot(part, (1,), (0,), output_dim=None)
-        keep = None if stored.rows is None else partial(stored.rows.__setitem__, offset)
-        shape, first = tuple(full_shape), tuple(starts)
-        return WeightSlot(
-            part,
-            shape,
-            first,
-            keep,
-            stored.output_dim,
-            stored.outputs_per_item,
-            stored.unpacking,
-            stored.is_optional,
-            stored.packing,
-            offset,
-        )
 
     def process_weights_after_loading(self) -> None:
         # The kernel alone keeps what it needs.

@@ -47,7 +47,6 @@ class RotarySettings:
 
     @property
     def rotary_share(self) -> float:
-        """The part of a head that is rotated."""
         share = self.number("partial_rotary_factor", 0) or 1.0
         if not 0 < share <= 1:
             raise CheckpointError(f"partial_rotary_factor is {share}, not between 0 and 1")
@@ -66,7 +65,6 @@ class RotarySettings:
 
     @property
     def original_length(self) -> float:
-        """The context length that the frequencies were trained for."""
         return self.number("original_max_position_embeddings", self.max_position_embeddings)
 
 
@@ -93,7 +91,6 @@ class RotaryTables(nn.Module):
         self._scales: dict[tuple[QueryScaling, int], QueryScale] = {}
 
     def of(self, settings: RotarySettings) -> RotaryEmbedding:
-        """The embedding for `settings`."""
         for known, table in self._rotations:
             if known == settings:
                 return table
@@ -103,7 +100,6 @@ class RotaryTables(nn.Module):
         return table
 
     def scale_of(self, scaling: QueryScaling, head_size: int) -> QueryScale:
-        """The factors for `scaling` of heads of this size."""
         key = scaling, head_size
         if key not in self._scales:
             self._scales[key] = QueryScale(scaling, head_size, self._num_positions)
@@ -115,7 +111,6 @@ class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by their positions."""
 
     def __init__(self, settings: RotarySettings, num_positions: int) -> None:
-        """`num_positions` is the most positions of a request."""
         super().__init__()
         rotary_size = settings.rotary_size
         self._settings = settings

@@ -18,7 +18,8 @@ from vllm_lite.core.kv_spec import StateCacheSpec
 from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
-from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.layers.linear import ParallelLinear
+from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
 from vllm_lite.quantization.method import LinearKernel, LinearMethod, as_they_are
 
 # One layer's float32 states by slot, dense in each slot: a tensor [S, *shape] for each shape.
@@ -68,7 +69,6 @@ class StateMixer(nn.Module, metaclass=ABCMeta):
         self._states: StateCache = ()
 
     def bind_state(self, states: StateCache) -> None:
-        """Use these tensors from now on."""
         self._states = states
 
     @property
@@ -79,6 +79,16 @@ class StateMixer(nn.Module, metaclass=ABCMeta):
     @abstractmethod
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         """Positions [T] and the output of `first` -> [T, N]."""
+
+
+class ProjectedMixer(StateMixer):
+    """A mixer whose inputs come from one linear layer."""
+
+    in_proj: ParallelLinear
+
+    @property
+    def first(self) -> LinearKernel:
+        return self.in_proj.kernel
 
 
 class Mixer(Protocol):
@@ -105,7 +115,6 @@ class MixersBeside:
 
 
 def state_places() -> StatePlaces:
-    """The places of the running step."""
     step = current_metadata()
     assert step.states is not None
     return StatePlaces(step.query_start_loc, *step.states)
@@ -137,7 +146,7 @@ class CausalConv(nn.Module):
         self.weight = self._stored[:, 0].t().contiguous()
 
 
-class GatedNorm(nn.Module):
+class GatedNorm(nn.Module, WeightedLayer):
     """The weight of a gated norm of each group of heads."""
 
     def __init__(self, features: Shard, dtype: torch.dtype) -> None:
@@ -147,9 +156,6 @@ class GatedNorm(nn.Module):
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield NamedSlot("", "weight", sharded(self.weight, self._features))
-
-    def process_weights_after_loading(self) -> None:
-        """Do nothing: the weight is used as it is."""
 
 
 def sharded(tensor: Tensor, shard: Shard) -> WeightSlot:

@@ -61,7 +61,6 @@ class WeightSlot:
 
     @property
     def dtype_in_file(self) -> torch.dtype:
-        """The type that a checkpoint's tensor is read as."""
         if self.unpacking is None:
             return self.tensor.dtype
         return self.unpacking.dtype or torch.float32
@@ -82,12 +81,12 @@ class NamedSlot(NamedTuple):
 
 @runtime_checkable
 class WeightedLayer(Protocol):
-    """A module that a checkpoint fills."""
+    """A module that a checkpoint fills; by itself it has no tensors and needs no finish."""
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         """Slots of all tensors that the checkpoint must have for this layer."""
-        ...
+        yield from ()
 
     def process_weights_after_loading(self) -> None:
         """Finish the layer; called once, after all slots are filled."""
-        ...
+        return

@@ -118,7 +118,6 @@ class EngineMetrics:
         self.registry: CollectorRegistry | None = self._collector.registry
 
     def record(self, scheduler: SchedulerStats | None, step: StepStats) -> None:
-        """Count one step, or what happened between two."""
         self._collector.record(scheduler, step)
         self._console.record(scheduler, step)
 
@@ -126,7 +125,6 @@ class EngineMetrics:
         self._collector.count_rejection(reason)
 
     def log(self) -> None:
-        """Print the throughput line now."""
         if self._has_line:
             self._console.log()
 

@@ -26,7 +26,6 @@ class SpecDecodingStats(msgspec.Struct):
         return sum(self.num_accepted_tokens_per_pos)
 
     def observe(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count a request's drafts in a step."""
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         counts = self.num_accepted_tokens_per_pos

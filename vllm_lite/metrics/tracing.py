@@ -71,7 +71,6 @@ class RequestTracer:
         self._model_name = model_name
 
     def record(self, request: TracedRequest) -> None:
-        """Make the span of a request that has just ended."""
         end = time.time_ns()
         seconds = time.monotonic() - request.arrival_time
         context = self._propagator.extract(dict(request.trace_headers))

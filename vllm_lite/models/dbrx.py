@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, Stack, fused, renamed
@@ -34,9 +33,7 @@ class DbrxForCausalLM(DecoderForCausalLM):
         hf = facts.hf_config
         degree = hf.get("moe_normalize_expert_weights")
         if degree not in (None, 1):
-            raise CheckpointError(
-                f"{facts.path}: moe_normalize_expert_weights is {degree!r}, not 1"
-            )
+            raise facts.error(f"moe_normalize_expert_weights is {degree!r}, not 1")
         act = hf.get("ffn_act_fn") or {}
         experts = ExpertsSpec(
             num_experts=size(facts, "num_experts"),

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.weight_rules import Rule, interleaved_pairs
 from vllm_lite.models.decoder import DecoderLayer
 from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
@@ -47,9 +46,9 @@ class DeciLMForCausalLM(LlamaForCausalLM):
         spec = LlamaForCausalLM.spec(usual)
         given = heads if blocks is None else blocks
         if not isinstance(given, list) or len(given) != facts.num_layers:
-            raise CheckpointError(
-                f"{facts.path}: its configuration describes not each of its {facts.num_layers} "
-                "layers by block_configs or num_key_value_heads_per_layer"
+            raise facts.error(
+                f"its configuration describes not each of its {facts.num_layers} layers by "
+                "block_configs or num_key_value_heads_per_layer"
             )
         make = _with_heads if blocks is None else _with_block
         layers = (make(facts, old, it) for old, it in zip(spec.layers, given, strict=True))
@@ -78,9 +77,9 @@ class DeciLMForCausalLM(LlamaForCausalLM):
 
 def _with_heads(facts: ModelFacts, layer: LayerSpec, count: Any) -> LayerSpec:
     if not isinstance(count, int) or count < 1 or facts.num_heads % count:
-        raise CheckpointError(
-            f"{facts.path}: num_attention_heads {facts.num_heads} cannot share {count!r} key-value "
-            "heads, as its configuration says of a layer"
+        raise facts.error(
+            f"num_attention_heads {facts.num_heads} cannot share {count!r} key-value heads, as its "
+            "configuration says of a layer"
         )
     assert isinstance(layer.mixer, AttentionSpec)
     return replace(layer, mixer=replace(layer.mixer, num_kv_heads=count))
@@ -89,9 +88,8 @@ def _with_heads(facts: ModelFacts, layer: LayerSpec, count: Any) -> LayerSpec:
 def _with_block(facts: ModelFacts, layer: LayerSpec, block: Any) -> LayerSpec:
     attention, ffn = (_part(facts, block, name) for name in ("attention", "ffn"))
     if attention.get("no_op") and ffn.get("no_op"):
-        raise CheckpointError(
-            f"{facts.path}: block_configs has a layer without attention and MLP, which is not "
-            "supported"
+        raise facts.error(
+            "block_configs has a layer without attention and MLP, which is not supported"
         )
     if attention.get("no_op"):
         layer = replace(layer, mixer=None)
@@ -104,9 +102,7 @@ def _with_block(facts: ModelFacts, layer: LayerSpec, block: Any) -> LayerSpec:
     assert isinstance(layer.ffn, MLPSpec)
     width = ffn.get("intermediate_size") or _width(facts, ffn.get("ffn_mult"))
     if not isinstance(width, int) or width < 1:
-        raise CheckpointError(
-            f"{facts.path}: a layer's intermediate_size is {width!r} in block_configs"
-        )
+        raise facts.error(f"a layer's intermediate_size is {width!r} in block_configs")
     act = ffn.get("hidden_act") or layer.ffn.act
     is_gated = ffn.get("gated") is not False
     return replace(
@@ -117,12 +113,11 @@ def _with_block(facts: ModelFacts, layer: LayerSpec, block: Any) -> LayerSpec:
 def _part(facts: ModelFacts, block: Any, name: str) -> Mapping[str, Any]:
     part = block.get(name) if isinstance(block, dict) else None
     if not isinstance(part, dict):
-        raise CheckpointError(f"{facts.path}: block_configs has a layer without {name!r}")
+        raise facts.error(f"block_configs has a layer without {name!r}")
     unknown = [key for key, value in part.items() if value and key not in _KNOWN[name]]
     if unknown:
-        raise CheckpointError(
-            f"{facts.path}: block_configs asks for {unknown[0]!r} of a layer's {name}, which is "
-            "not supported"
+        raise facts.error(
+            f"block_configs asks for {unknown[0]!r} of a layer's {name}, which is not supported"
         )
     return part
 
@@ -130,5 +125,5 @@ def _part(facts: ModelFacts, block: Any, name: str) -> Mapping[str, Any]:
 def _width(facts: ModelFacts, factor: Any) -> int:
     """Two thirds of so many times the hidden size, rounded up to 256."""
     if not isinstance(factor, int | float) or not factor > 0:
-        raise CheckpointError(f"{facts.path}: block_configs has the ffn_mult {factor!r}")
+        raise facts.error(f"block_configs has the ffn_mult {factor!r}")
     return -(-int(2 * factor * facts.hidden_size / 3) // 256) * 256

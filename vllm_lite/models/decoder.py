@@ -354,7 +354,6 @@ class DecoderForCausalLM(nn.Module):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        """The spec of a checkpoint of this family."""
         return decoder_spec(facts)
 
     @classmethod

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule
 from vllm_lite.models.decoder import DecoderForCausalLM
@@ -34,7 +33,7 @@ class DeepseekForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         scores = facts.hf_config["scoring_func"]
         if scores != "softmax":
-            raise CheckpointError(f"{facts.path}: scoring_func is {scores!r}, not 'softmax'")
+            raise facts.error(f"scoring_func is {scores!r}, not 'softmax'")
         plain = routed_experts(facts, shared=shared_mlp(facts, "num_shared_experts"))
         scale = positive(facts, "routed_scaling_factor", 1.0)
         experts = replace(plain, routing=replace(plain.routing, scale=scale))
@@ -73,16 +72,12 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
         return expert_rules(expert_size(facts))
 
 
-class DeepseekV3ForCausalLM(DecoderForCausalLM):
+class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     """DeepSeek-AI, 2024 (arXiv:2412.19437): experts by logistic scores and a bias."""
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         return with_biased_experts(facts, _dense(facts))
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        return expert_rules(expert_size(facts))
 
 
 def _dense(facts: ModelFacts) -> DecoderSpec:

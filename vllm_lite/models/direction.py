@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec
+from vllm_lite.models.spec import AttentionSpec, DecoderSpec, with_mixers
 
 
 def for_direction(spec: DecoderSpec, facts: ModelFacts) -> DecoderSpec:
@@ -24,5 +24,4 @@ def for_direction(spec: DecoderSpec, facts: ModelFacts) -> DecoderSpec:
             raise CheckpointError("its layers see no later tokens")
         window = layer.mixer.window and layer.mixer.window // 2
         mixers.append(replace(layer.mixer, is_bidirectional=True, window=window))
-    layers = (replace(old, mixer=new) for old, new in zip(spec.layers, mixers, strict=True))
-    return replace(spec, layers=tuple(layers))
+    return with_mixers(spec, mixers)

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.distributed.groups import Shard
 from vllm_lite.layers.attention import Attention, LayerCache
 from vllm_lite.layers.embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.norm import Norm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.layers.weights import NamedSlot, WeightSlot
@@ -57,7 +55,7 @@ class HeadLayers(nn.Module):
             return make_norm(spec.norm, size, options.dtype) if is_here else None
 
         self.enorm, self.hnorm = norm(fusion.has_norms), norm(fusion.has_norms)
-        self.fc = whole_product(options.at("fc"), 2 * size, size, bias=fusion.bias)
+        self.fc = options.at("fc").whole_linear(2 * size, size, bias=fusion.bias)
         self.rotary_emb = RotaryTables(options.max_model_len)
         self.layers = nn.ModuleList()
         last: DecoderLayer | None = None
@@ -154,11 +152,9 @@ class DraftHead(nn.Module, ABC):
         return self.lm_head.greedy_tokens(hidden)[0]
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """The cache of each layer."""
         return self._cache_spec
 
     def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:
-        """Use these, one for each layer, from now on."""
         layers = [module for module in self.model.modules() if isinstance(module, Attention)]
         for layer, cache in zip(layers, caches, strict=True):
             layer.bind_kv_cache(cache)
@@ -207,14 +203,5 @@ class TokenIds(nn.Module):
         yield NamedSlot("", "numbers", WeightSlot.whole(self.numbers))
 
     def process_weights_after_loading(self) -> None:
-        """Turn offsets into ids."""
         if self._are_offsets:
             self.numbers += torch.arange(len(self.numbers), device=self.numbers.device)
-
-
-def whole_product(
-    options: BuildOptions, inputs: int, outputs: int, *, bias: bool = False
-) -> ParallelLinear:
-    """A linear layer that every rank has in full."""
-    whole = {"": Shard.whole(outputs)}
-    return ParallelLinear(options.linear_method, Shard.whole(inputs), whole, bias=bias)

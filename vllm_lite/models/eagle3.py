@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from vllm_lite.config.checkpoints.field_kinds import LARGEST_SIZE
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import make_norm
 from vllm_lite.layers.rotary import RotaryTables
 from vllm_lite.models.decoder import DecoderLayer, SelfAttention, join_stream
-from vllm_lite.models.draft_head import STORED, TOKEN_IDS, DraftHead, TokenIds, whole_product
+from vllm_lite.models.draft_head import STORED, TOKEN_IDS, DraftHead, TokenIds
 from vllm_lite.models.llama import LlamaForCausalLM
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import AttentionSpec, DecoderSpec, LayerSpec
@@ -31,9 +30,8 @@ def tapped_layers(facts: ModelFacts, num_layers: int) -> tuple[int, ...]:
     name = "eagle_aux_hidden_state_layer_ids"
     told = hf.get(name) or nested.get(name) or (2, num_layers // 2, num_layers - NUM_TAPS)
     if len(told) != NUM_TAPS or not all(0 <= number < num_layers for number in told):
-        raise CheckpointError(
-            f"{facts.path}: {name} is {list(told)}, and not {NUM_TAPS} of the model's {num_layers} "
-            "layers"
+        raise facts.error(
+            f"{name} is {list(told)}, and not {NUM_TAPS} of the model's {num_layers} layers"
         )
     return tuple(told)
 
@@ -79,7 +77,7 @@ class Eagle3Layers(nn.Module):
         self._renews = renews
         self.fc = None
         if target_size:
-            self.fc = whole_product(options.at("fc"), NUM_TAPS * target_size, spec.hidden_size)
+            self.fc = options.at("fc").whole_linear(NUM_TAPS * target_size, spec.hidden_size)
         self.rotary_emb = RotaryTables(options.max_model_len)
         at = options.at("layers.0")
         last: DecoderLayer = FirstLayer(spec.layers[0], spec, at, self.rotary_emb)

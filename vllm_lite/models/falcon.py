@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
-
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.score_terms import alibi_slopes
-from vllm_lite.loader.weight_rules import Part, Rule, renamed
+from vllm_lite.loader.weight_rules import Rule, interleaved_heads, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, size, with_layers
 
@@ -51,7 +48,10 @@ class FalconForCausalLM(DecoderForCausalLM):
             names[f"{old}.ln_mlp"] = f"{new}.post_attention_layernorm"
             names["blk.*.attn_norm_2"] = f"{new}.input_layernorm"
             names["blk.*.attn_norm"] = f"{new}.post_attention_layernorm"
-        return (*renamed(names), _fused(f"{old}.self_attention.query_key_value", new, facts))
+        source, groups = f"{old}.self_attention.query_key_value", _num_kv_heads(facts)
+        heads, shared = (groups, facts.head_size), facts.num_heads // groups
+        qkv = interleaved_heads(source, f"{new}.self_attn", *heads, shared=shared)
+        return (*renamed(names), qkv)
 
 
 def _num_kv_heads(facts: ModelFacts) -> int:
@@ -60,9 +60,7 @@ def _num_kv_heads(facts: ModelFacts) -> int:
         return 1
     count = facts.num_heads if hf.get("num_kv_heads") is None else size(facts, "num_kv_heads")
     if facts.num_heads % count:
-        raise CheckpointError(
-            f"{facts.path}: {facts.num_heads} attention heads cannot share {count} key-value heads"
-        )
+        raise facts.error(f"{facts.num_heads} attention heads cannot share {count} key-value heads")
     return count
 
 
@@ -71,18 +69,3 @@ def _parallel(facts: ModelFacts) -> Parallel:
     if not hf["new_decoder_architecture"]:
         return "one norm" if hf["parallel_attn"] else "no"
     return "one norm" if hf.get("num_ln_in_parallel_attn") == 1 else "two norms"
-
-
-def _fused(source: str, layer: str, facts: ModelFacts) -> Rule:
-    """Group by group: the queries, their key, their value."""
-    num_kv_heads, head_size = _num_kv_heads(facts), facts.head_size
-    total = (facts.num_heads + 2 * num_kv_heads) * head_size
-    groups = torch.arange(total).view(num_kv_heads, -1, head_size)
-    parts = {"q_proj": groups[:, :-2], "k_proj": groups[:, -2], "v_proj": groups[:, -1]}
-    return Rule(
-        source,
-        tuple(
-            Part(f"{layer}.self_attn.{name}", order.reshape(-1), total)
-            for name, order in parts.items()
-        ),
-    )

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, renamed, times
 from vllm_lite.models.decoder import DecoderForCausalLM
@@ -85,7 +84,5 @@ def _factors(facts: ModelFacts, key: str, count: int) -> list[float]:
     """`count` numbers, each 1 where the configuration has none; raises CheckpointError."""
     factors = facts.hf_config.get(key) or [1.0] * count
     if not isinstance(factors, list) or len(factors) != count:
-        raise CheckpointError(
-            f"{facts.path}: {key} is {factors!r} in its configuration, not {count} numbers"
-        )
+        raise facts.error(f"{key} is {factors!r} in its configuration, not {count} numbers")
     return [float(factor) for factor in factors]

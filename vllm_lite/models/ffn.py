@@ -14,7 +14,6 @@ from vllm_lite.models.spec import ExpertsSpec, MLPSpec
 def make_mlp(
     spec: MLPSpec | ExpertsSpec, hidden_size: int, options: BuildOptions
 ) -> GatedMLP | PlainMLP | SparseMLP:
-    """The block that `spec` describes."""
     if isinstance(spec, ExpertsSpec):
         return make_experts(spec, hidden_size, options)
     return _dense(spec, hidden_size, options)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.distributed.groups import Shard
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.activation import activation_name
 from vllm_lite.layers.experts import SparseMLP
@@ -21,7 +20,7 @@ from vllm_lite.layers.linear import ParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP, PlainMLP
 from vllm_lite.layers.norm import NormSpec, make_norm
 from vllm_lite.layers.rotary import RotaryTables
-from vllm_lite.layers.weights import NamedSlot, WeightSlot
+from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, renamed
 from vllm_lite.models.decoder import Decoder, DecoderForCausalLM, DecoderLayer
 from vllm_lite.models.ffn import make_mlp
@@ -36,7 +35,6 @@ from vllm_lite.models.per_layer_inputs import (
     SharingLayer,
     connect_caches,
     shared_caches,
-    whole_linear,
 )
 from vllm_lite.models.spec import DecoderSpec, LayerSpec, MLPSpec, positive, rotary_settings, size
 from vllm_lite.quantization.method import LinearKernel
@@ -110,8 +108,8 @@ class Laurel(nn.Module):
     def __init__(self, rank: int, decoder: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
         width = decoder.hidden_size
-        self.linear_left = whole_linear("linear_left", width, rank, options)
-        self.linear_right = whole_linear("linear_right", rank, width, options)
+        self.linear_left = options.at("linear_left").whole_linear(width, rank)
+        self.linear_right = options.at("linear_right").whole_linear(rank, width)
         self.post_laurel_norm = make_norm(decoder.norm, width, options.dtype)
         self._add = ops().scaled_add
 
@@ -122,14 +120,14 @@ class Laurel(nn.Module):
         return self._add(made, x, out=made)
 
 
-class AltUp(nn.Module):
+class AltUp(nn.Module, WeightedLayer):
     """Predicts a layer's output in all streams, and corrects them by that of the active one."""
 
     def __init__(self, spec: StreamsSpec, decoder: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
         width, count = decoder.hidden_size, spec.count
         self.router_norm = make_norm(decoder.norm, width, options.dtype)
-        self.modality_router = whole_linear("modality_router", width, count, options)
+        self.modality_router = options.at("modality_router").whole_linear(width, count)
         # Never quantised: a row has no block of numbers.
         plain, inputs = UnquantizedLinearMethod(options.dtype), Shard.whole(count)
         self.prediction_coefs, self.correction_coefs = (
@@ -169,9 +167,6 @@ class AltUp(nn.Module):
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield NamedSlot("", "correct_output_scale", WeightSlot.whole(self._output_scale))
-
-    def process_weights_after_loading(self) -> None:
-        """Do nothing: the weight is used as it is."""
 
 
 class Gemma3nLayer(SharingLayer):
@@ -233,7 +228,7 @@ class Gemma3nDecoder(Decoder):
         self._count, width = first.streams.count, spec.hidden_size
         self.altup_projections, self.altup_unembed_projections = (
             nn.ModuleList(
-                whole_linear(f"{name}.{i}", width, width, options) for i in range(self._count - 1)
+                options.at(f"{name}.{i}").whole_linear(width, width) for i in range(self._count - 1)
             )
             for name in ("altup_projections", "altup_unembed_projections")
         )
@@ -276,9 +271,8 @@ class Gemma3nForCausalLM(DecoderForCausalLM):
         caches = shared_caches(facts, facts.local_layers)
         count, active = size(facts, "altup_num_inputs"), hf["altup_active_idx"]
         if count < 2 or type(active) is not int or not 0 <= active < count:
-            raise CheckpointError(
-                f"{facts.path}: altup_active_idx is {active!r} and altup_num_inputs {count} in its "
-                "configuration"
+            raise facts.error(
+                f"altup_active_idx is {active!r} and altup_num_inputs {count} in its configuration"
             )
         streams = StreamsSpec(
             count=count, active=active, is_scaled=bool(hf.get("altup_correct_scale"))
@@ -360,9 +354,8 @@ def _cuts(facts: ModelFacts) -> list[float | None]:
         told = [0.95 if i < 10 < count else 0.0 for i in range(count)]
     shares = _of_layers(facts, "activation_sparsity_pattern", told)
     if not all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
-        raise CheckpointError(
-            f"{facts.path}: activation_sparsity_pattern is {told} in its configuration, not shares "
-            "of gates"
+        raise facts.error(
+            f"activation_sparsity_pattern is {told} in its configuration, not shares of gates"
         )
     return [NormalDist().inv_cdf(share) if share else None for share in shares]
 
@@ -371,9 +364,8 @@ def _widths(facts: ModelFacts) -> list[int]:
     told = facts.hf_config.get("intermediate_size")
     widths = _of_layers(facts, "intermediate_size", told)
     if not all(type(width) is int and width > 0 for width in widths):
-        raise CheckpointError(
-            f"{facts.path}: intermediate_size is {told} in its configuration, not a size for each "
-            "layer"
+        raise facts.error(
+            f"intermediate_size is {told} in its configuration, not a size for each layer"
         )
     return widths
 
@@ -383,8 +375,7 @@ def _of_layers(facts: ModelFacts, key: str, told: Any) -> list[Any]:
     if not isinstance(told, list):
         return [told] * facts.num_layers
     if len(told) != facts.num_layers:
-        raise CheckpointError(
-            f"{facts.path}: {key} has {len(told)} values for {facts.num_layers} layers in its "
-            "configuration"
+        raise facts.error(
+            f"{key} has {len(told)} values for {facts.num_layers} layers in its configuration"
         )
     return told

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.norm import NormSpec, make_norm
@@ -102,7 +101,6 @@ def mixture(facts: ModelFacts) -> ExpertsSpec | None:
 
 
 def mixture_rules(facts: ModelFacts) -> list[AnyRule]:
-    """The names of mixtures in checkpoints."""
     if not facts.hf_config.get("enable_moe_block"):
         return []
     names = {f"{_LAYER}.{old}": f"{_MIXTURE}.{new}" for old, new in _NORMS.items()}
@@ -195,10 +193,9 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf = facts.hf_config
         if hf.get("use_bidirectional_attention") not in (None, "vision"):
-            raise CheckpointError(
-                f"{facts.path}: use_bidirectional_attention is "
-                f"{hf['use_bidirectional_attention']!r} in its configuration, so that tokens see "
-                "later ones; such a model does not write"
+            raise facts.error(
+                f"use_bidirectional_attention is {hf['use_bidirectional_attention']!r} in its "
+                "configuration, so that tokens see later ones; such a model does not write"
             )
         plain = decoder_spec(facts)
         norm = NormSpec(eps=plain.norm.eps, in_float32=True)
@@ -240,8 +237,7 @@ class Gemma4ForCausalLM(DecoderForCausalLM):
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        layer = "model.layers.*"
-        names = {f"{layer}.{old}": f"{layer}.{new}" for old, new in FOUR_NORMS.items()}
+        names = {f"{_LAYER}.{old}": f"{_LAYER}.{new}" for old, new in FOUR_NORMS.items()}
         return [*renamed(names | OWN_INPUT_NAMES), *mixture_rules(facts)]
 
 
@@ -250,9 +246,9 @@ def _own_input(facts: ModelFacts) -> OwnInputSpec | None:
         return None
     rows = size(facts, "vocab_size_per_layer_input")
     if rows < facts.vocab_size:
-        raise CheckpointError(
-            f"{facts.path}: vocab_size_per_layer_input is {rows} in its configuration, fewer than "
-            f"its {facts.vocab_size} tokens"
+        raise facts.error(
+            f"vocab_size_per_layer_input is {rows} in its configuration, fewer than its "
+            f"{facts.vocab_size} tokens"
         )
     return OwnInputSpec(
         size=size(facts, "hidden_size_per_layer_input"),
@@ -262,7 +258,6 @@ def _own_input(facts: ModelFacts) -> OwnInputSpec | None:
 
 
 def _head_sizes(facts: ModelFacts, is_local: Sequence[bool]) -> list[tuple[int, int]]:
-    """The head size and the number of key-value heads of each layer."""
     hf = facts.hf_config
     told = hf.get("per_layer_config")
     if told is None:
@@ -274,9 +269,8 @@ def _head_sizes(facts: ModelFacts, is_local: Sequence[bool]) -> list[tuple[int, 
     for i in range(facts.num_layers):
         own = told.get(str(i), {}) if isinstance(told, dict) else None
         if not isinstance(own, dict) or not set(own) <= {"head_dim", "num_key_value_heads"}:
-            raise CheckpointError(
-                f"{facts.path}: per_layer_config says of layer {i} more than head_dim and "
-                "num_key_value_heads"
+            raise facts.error(
+                f"per_layer_config says of layer {i} more than head_dim and num_key_value_heads"
             )
         pair = (
             own.get("head_dim", facts.head_size),
@@ -285,9 +279,9 @@ def _head_sizes(facts: ModelFacts, is_local: Sequence[bool]) -> list[tuple[int, 
         if not all(type(number) is int and number > 0 for number in pair) or (
             facts.num_heads % pair[1]
         ):
-            raise CheckpointError(
-                f"{facts.path}: layer {i} has num_key_value_heads {pair[1]!r} and head_dim "
-                f"{pair[0]!r} for {facts.num_heads} heads in its configuration"
+            raise facts.error(
+                f"layer {i} has num_key_value_heads {pair[1]!r} and head_dim {pair[0]!r} for "
+                f"{facts.num_heads} heads in its configuration"
             )
         found.append(pair)
     return found

@@ -8,12 +8,20 @@ from dataclasses import replace
 import torch
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
-from vllm_lite.loader.weight_rules import Part, Rule, interleaved_heads, renamed
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, interleaved_heads, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, size, with_layers
 
 _OLD, _NEW = "transformer.h.*", "model.layers.*"
+_GPTJ_NAMES = {
+    "transformer.wte": "model.embed_tokens",
+    "transformer.ln_f": "model.norm",
+    f"{_OLD}.ln_1": f"{_NEW}.input_layernorm",
+    f"{_OLD}.attn.out_proj": f"{_NEW}.self_attn.o_proj",
+    **{f"{_OLD}.attn.{x}_proj": f"{_NEW}.self_attn.{x}_proj" for x in "qkv"},
+    f"{_OLD}.mlp.fc_in": f"{_NEW}.mlp.up_proj",
+    f"{_OLD}.mlp.fc_out": f"{_NEW}.mlp.down_proj",
+}
 
 
 class GPTNeoXForCausalLM(DecoderForCausalLM):
@@ -55,6 +63,8 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
 class GPTJForCausalLM(DecoderForCausalLM):
     """Wang and Komatsuzaki, 2021."""
 
+    rules = (*renamed(_GPTJ_NAMES), Rule(f"{_OLD}.attn"))  # masks
+
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         plain = rotary_settings(facts)
@@ -67,31 +77,17 @@ class GPTJForCausalLM(DecoderForCausalLM):
         spec = with_layers(gpt_spec(facts, "layer_norm_epsilon"), mixer, parallel="one norm")
         return replace(spec, head_bias=True)
 
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        names = {
-            "transformer.wte": "model.embed_tokens",
-            "transformer.ln_f": "model.norm",
-            f"{_OLD}.ln_1": f"{_NEW}.input_layernorm",
-            f"{_OLD}.attn.out_proj": f"{_NEW}.self_attn.o_proj",
-            f"{_OLD}.mlp.fc_in": f"{_NEW}.mlp.up_proj",
-            f"{_OLD}.mlp.fc_out": f"{_NEW}.mlp.down_proj",
-        }
-        projections = ("q_proj", "k_proj", "v_proj")
-        names |= {f"{_OLD}.attn.{name}": f"{_NEW}.self_attn.{name}" for name in projections}
-        return (*renamed(names), Rule(f"{_OLD}.attn"))  # masks
-
 
 class CodeGenForCausalLM(GPTJForCausalLM):
     """Nijkamp et al., 2022: GPT-J whose projections are stored as four processors held them."""
 
     @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
+    def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
         num_parts, width = 4, facts.num_heads * facts.head_size
         if facts.num_heads % num_parts:
-            raise CheckpointError(
-                f"{facts.path}: {facts.num_heads} heads are not the {num_parts} equal parts that "
-                "CodeGen's projections are stored in"
+            raise facts.error(
+                f"{facts.num_heads} heads are not the {num_parts} equal parts that CodeGen's "
+                "projections are stored in"
             )
         order = torch.arange(3 * width).view(num_parts, 3, -1)
         parts = (
@@ -99,4 +95,4 @@ class CodeGenForCausalLM(GPTJForCausalLM):
             for i, name in enumerate(("q_proj", "v_proj", "k_proj"))
         )
         fused = Rule(f"{_OLD}.attn.qkv_proj", tuple(parts))
-        return (*GPTJForCausalLM.weight_rules(facts), fused)
+        return (*GPTJForCausalLM.rules, fused)

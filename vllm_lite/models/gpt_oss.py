@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, Stack, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
@@ -26,7 +25,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         alpha = facts.hf_config.get("swiglu_alpha", _ALPHA)
         if alpha != _ALPHA:
-            raise CheckpointError(f"{facts.path}: swiglu_alpha is {alpha!r}, not {_ALPHA}")
+            raise facts.error(f"swiglu_alpha is {alpha!r}, not {_ALPHA}")
         dense = biased_spec(facts)
         experts = ExpertsSpec(
             num_experts=size(facts, "num_experts"),
@@ -51,9 +50,9 @@ class GptOssForCausalLM(DecoderForCausalLM):
 
 
 def _layer(item: str, stored: str, parts: Sequence[str], num_outputs: int) -> list[AnyRule]:
-    """Rules of a layer of all experts; outputs of its parts take turns.
+    """Rules of a layer of all experts, or of each; outputs of its parts take turns.
 
-    Plain weights are stored inputs by outputs, floats of four bits as outputs by inputs.
+    Plain weights of all are stored inputs by outputs, others as outputs by inputs.
     """
     rules: list[AnyRule] = [
         Stack(f"{_EXPERTS}.{stored}", f"{_EXPERTS}.*.{item}.weight"),
@@ -61,11 +60,11 @@ def _layer(item: str, stored: str, parts: Sequence[str], num_outputs: int) -> li
         Stack(f"{_EXPERTS}.{stored}_blocks", f"{_EXPERTS}.*.{item}_blocks.weight"),
     ]
     orders = [torch.arange(i, num_outputs, len(parts)) for i in range(len(parts))]
-    for source, is_transposed in ((item, True), (f"{item}_blocks", False)):
+    for source in (item, f"{item}_blocks", stored):
         views = (
-            Part(f"{_EXPERTS}.*.{part}", order, num_outputs, is_transposed=is_transposed)
+            Part(f"{_EXPERTS}.*.{part}", order, num_outputs, is_transposed=source == item)
             for part, order in zip(parts, orders, strict=True)
         )
-        rule = Rule(f"{_EXPERTS}.*.{source}", tuple(views), is_alternative=not is_transposed)
-        rules.append(rule)
+        is_alternative = source != stored
+        rules.append(Rule(f"{_EXPERTS}.*.{source}", tuple(views), is_alternative))
     return rules

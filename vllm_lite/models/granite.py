@@ -9,7 +9,7 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule, fused, renamed, stacked_experts
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.hybrid import hybrid_mamba2, layer_kinds
+from vllm_lite.models.hybrid import hybrid_mamba2, layer_kinds, with_states
 from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.llama import LlamaForCausalLM, gguf_pairs
 from vllm_lite.models.mamba import mamba2_rules
@@ -21,16 +21,7 @@ from vllm_lite.models.mixtures import (
     routed_experts,
     with_experts,
 )
-from vllm_lite.models.spec import (
-    AttentionSpec,
-    DecoderSpec,
-    ExpertsSpec,
-    LayerSpec,
-    MLPSpec,
-    positive,
-    size,
-    with_layers,
-)
+from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size, with_layers
 
 
 class GraniteForCausalLM(LlamaForCausalLM):
@@ -143,30 +134,22 @@ class GraniteMoeHybridForCausalLM(DecoderForCausalLM):
             if hf.get("layer_types") is not None
             else ["state"] * len(plain.layers)
         )
-
-        def layer(old: LayerSpec, kind: str) -> LayerSpec:
-            if kind == "state":
-                return replace(old, mixer=mamba, ffn=ffn)
-            assert isinstance(old.mixer, AttentionSpec)
-            is_rotated = hf.get("position_embedding_type") == "rope"
-            rotary = old.mixer.rotary if is_rotated else None
-            return replace(old, mixer=replace(old.mixer, rotary=rotary), ffn=ffn)
-
-        return replace(plain, layers=tuple(map(layer, plain.layers, kinds)))
+        is_rotated = hf.get("position_embedding_type") == "rope"
+        attending = with_layers(plain, {} if is_rotated else {"rotary": None}, ffn=ffn)
+        return with_states(attending, mamba, kinds)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
-        layer = "model.layers.*"
-        mamba = mamba2_rules(f"{layer}.mamba", f"{layer}.mixer", hybrid_mamba2(facts))
+        mamba = mamba2_rules(f"{LAYERS}.mamba", f"{LAYERS}.mixer", hybrid_mamba2(facts))
         mamba += gguf_pairs(facts)
         if facts.hf_config.get("num_experts"):
             return *granite_rules(facts), *mamba
         width = size(facts, "shared_intermediate_size")
         return (
-            *renamed({f"{layer}.shared_mlp.output_linear": f"{layer}.mlp.down_proj"}),
+            *renamed({f"{LAYERS}.shared_mlp.output_linear": f"{LAYERS}.mlp.down_proj"}),
             fused(
-                f"{layer}.shared_mlp.input_linear",
-                f"{layer}.mlp",
+                f"{LAYERS}.shared_mlp.input_linear",
+                f"{LAYERS}.mlp",
                 {"gate_proj": width, "up_proj": width},
             ),
             *mamba,

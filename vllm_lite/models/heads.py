@@ -101,21 +101,27 @@ def score_heads(facts: ModelFacts) -> Mapping[str, HeadSpec]:
     return dict.fromkeys(pooling.tasks, head)
 
 
+def tied(rules: Iterable[AnyRule], layer: str, to: Part) -> list[AnyRule]:
+    """`rules`, in which what fills `layer` of the model also fills `to`."""
+    return [
+        replace(rule, parts=(*rule.parts, to))
+        if isinstance(rule, Rule) and any(part.target == layer for part in rule.parts)
+        else rule
+        for rule in rules
+    ]
+
+
 def head_of_tokens(rules: Iterable[AnyRule], facts: ModelFacts) -> list[AnyRule]:
     """`rules`, in which the language model's rows of classes' tokens fill the head."""
     pooling = facts.pooling
     assert pooling is not None
     if facts.hf_config.get("has_class_rows"):  # of a GGUF file: yes, no
         return [*rules, Rule("cls.output", (Part("heads.score", torch.tensor([1, 0]), 2),))]
-    tied = facts.hf_config.get("tie_word_embeddings")
-    source = "model.embed_tokens" if tied else "lm_head"
+    is_tied = facts.hf_config.get("tie_word_embeddings")
+    source = "model.embed_tokens" if is_tied else "lm_head"
     ids = torch.tensor(pooling.classifier_from_token)
     part = Part("heads.score", ids, facts.vocab_size)
-    changed: list[AnyRule] = []
-    for rule in rules:
-        if isinstance(rule, Rule) and any(own.target == source for own in rule.parts):
-            rule = replace(rule, parts=(*rule.parts, part))
-        changed.append(rule)
+    changed = tied(rules, source, part)
     if not any(isinstance(rule, Rule) and part in rule.parts for rule in changed):
         changed.append(Rule(source, (Part(source), part)))
     return changed

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.rotary import RotarySettings
 from vllm_lite.loader.weight_rules import Alias, AnyRule, renamed
@@ -134,5 +133,5 @@ def _of_layer(facts: ModelFacts, key: str, layer: int) -> int:
     if not isinstance(value, list):
         return size(facts, key)
     if len(value) != facts.num_layers or not all(isinstance(n, int) and n > 0 for n in value):
-        raise CheckpointError(f"{facts.path}: {key} does not hold a positive number for each layer")
+        raise facts.error(f"{key} does not hold a positive number for each layer")
     return int(value[layer])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.state import StateSpec
 from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mamba import checked, mamba2_rules, step_limit
 from vllm_lite.models.mixtures import renamed_mlp
-from vllm_lite.models.spec import DecoderSpec, biased_spec, positive, size
+from vllm_lite.models.spec import DecoderSpec, biased_spec, positive, size, with_mixers
 
 # Names of kinds of layers, old ones too.
 KINDS = {
@@ -53,16 +52,20 @@ def layer_kinds(
     """
     kinds = facts.hf_config.get("layer_types") if kinds is None else kinds
     if not isinstance(kinds, list) or len(kinds) != facts.num_layers:
-        raise CheckpointError(
-            f"{facts.path}: layer_types is {kinds!r} in its configuration, not one kind for each "
-            f"of {facts.num_layers} layers"
+        raise facts.error(
+            f"layer_types is {kinds!r} in its configuration, not one kind for each of "
+            f"{facts.num_layers} layers"
         )
     for kind in kinds:
         if kind not in names:
-            raise CheckpointError(
-                f"{facts.path}: layer_types has {kind!r}; supported are {', '.join(names)}"
-            )
+            raise facts.error(f"layer_types has {kind!r}; supported are {', '.join(names)}")
     return [names[kind] for kind in kinds]
+
+
+def with_states(spec: DecoderSpec, mixer: StateSpec, kinds: Iterable[str]) -> DecoderSpec:
+    """`spec` with `mixer` in the layers of other kinds than attention."""
+    layers = zip(spec.layers, kinds, strict=True)
+    return with_mixers(spec, [x.mixer if kind == "attention" else mixer for x, kind in layers])
 
 
 class BambaForCausalLM(DecoderForCausalLM):
@@ -73,11 +76,8 @@ class BambaForCausalLM(DecoderForCausalLM):
         hf, mixer = facts.hf_config, hybrid_mamba2(facts)
         attending = hf.get("attn_layer_indices") or ()
         plain = biased_spec(facts, mlp_bias=bool(hf.get("mlp_bias")))
-        layers = (
-            layer if i in attending else replace(layer, mixer=mixer)
-            for i, layer in enumerate(plain.layers)
-        )
-        return replace(plain, layers=tuple(layers))
+        kinds = ("attention" if i in attending else "state" for i in range(facts.num_layers))
+        return with_states(plain, mixer, kinds)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.states.mamba1 import Mamba1Spec
 from vllm_lite.loader.weight_rules import AnyRule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.hybrid import with_states
 from vllm_lite.models.mamba import mamba1_rules, step_rank
-from vllm_lite.models.mixtures import expert_rules
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, decoder_spec, size
+from vllm_lite.models.mixtures import expert_rules, renamed_mlp, routed_experts, with_experts
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, size, with_layers
 
 
 class JambaForCausalLM(DecoderForCausalLM):
@@ -31,20 +32,13 @@ class JambaForCausalLM(DecoderForCausalLM):
             conv_bias=bool(hf["mamba_conv_bias"]),
             bias=bool(hf["mamba_proj_bias"]),
         )
-        experts = ExpertsSpec(
-            num_experts=size(facts, "num_experts"),
-            intermediate_size=size(facts, "intermediate_size"),
-            act=hf["hidden_act"],
-            routing=Routing(top_k=size(facts, "num_experts_per_tok"), is_renormalized=False),
-        )
+        routing = Routing(top_k=size(facts, "num_experts_per_tok"), is_renormalized=False)
+        experts = routed_experts(facts, routing)
         period, offset = size(facts, "attn_layer_period"), hf["attn_layer_offset"]
-        layers = []
-        for i, layer in enumerate(plain.layers):
-            assert isinstance(layer.mixer, AttentionSpec)
-            attention = replace(layer.mixer, rotary=None)
-            layer = replace(layer, mixer=attention if i % period == offset else mixer)
-            layers.append(replace(layer, ffn=experts) if _is_sparse(facts, i) else layer)
-        return replace(plain, layers=tuple(layers))
+        attends = (i % period == offset for i in range(facts.num_layers))
+        kinds = ("attention" if here else "state" for here in attends)
+        dense = with_states(with_layers(plain, {"rotary": None}), mixer, kinds)
+        return with_experts(dense, experts, partial(_is_sparse, facts))
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
@@ -54,12 +48,9 @@ class JambaForCausalLM(DecoderForCausalLM):
             f"{layer}.pre_ff_layernorm": f"{layer}.post_attention_layernorm",
             f"{layer}.feed_forward.router": f"{layer}.mlp.gate",
         }
-        names |= {
-            f"{layer}.feed_forward.{part}_proj": f"{layer}.mlp.{part}_proj"
-            for part in ("gate", "up", "down")
-        }
         return (
             *renamed(names),
+            *renamed_mlp(f"{layer}.feed_forward", f"{layer}.mlp"),
             *expert_rules(size(facts, "intermediate_size"), f"{layer}.feed_forward"),
             *mamba1_rules(f"{layer}.mamba", f"{layer}.mixer", _num_channels(facts)),
         )

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.config.values import JsonView
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.states.key_delta import KeyDeltaSpec
 from vllm_lite.loader.weight_rules import AnyRule, log_of_negative, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.hybrid import layer_kinds
+from vllm_lite.models.hybrid import layer_kinds, with_states
 from vllm_lite.models.latent_attention import with_latents
 from vllm_lite.models.mixtures import (
     LAYERS,
@@ -59,11 +58,7 @@ class KimiLinearForCausalLM(DecoderForCausalLM):
             norm_eps=positive(facts, "rms_norm_eps", 1e-5),
         )
         attending = with_latents(decoder_spec(facts), facts, is_rotated=False)
-        layers = (
-            layer if kind == "attention" else replace(layer, mixer=mixer)
-            for layer, kind in zip(attending.layers, layer_kinds(facts), strict=True)
-        )
-        return with_biased_experts(facts, replace(attending, layers=tuple(layers)))
+        return with_biased_experts(facts, with_states(attending, mixer, layer_kinds(facts)))
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[AnyRule]:
@@ -89,9 +84,7 @@ def _with_linear_fields(facts: ModelFacts) -> ModelFacts:
     if kinds is None and nested.keys() >= _LISTS.keys():
         for name in _LISTS:
             if not isinstance(nested[name] or [], list):
-                raise CheckpointError(
-                    f"{facts.path}: {name} is {nested[name]!r}, no list of layers"
-                )
+                raise facts.error(f"{name} is {nested[name]!r}, no list of layers")
         # Layers count from 1 there.
         told = {str(i): kind for name, kind in _LISTS.items() for i in _listed(facts, nested, name)}
         kinds = [told.get(str(i + 1)) for i in range(facts.num_layers)]
@@ -105,7 +98,5 @@ def _with_linear_fields(facts: ModelFacts) -> ModelFacts:
 
 def _listed(facts: ModelFacts, fields: JsonView, name: str) -> list[object]:
     if not isinstance(fields[name], list):
-        raise CheckpointError(
-            f"{facts.path}: {name} of linear_attn_config is {fields[name]!r}, no list"
-        )
+        raise facts.error(f"{name} of linear_attn_config is {fields[name]!r}, no list")
     return list(fields[name])

@@ -8,7 +8,6 @@ whose first numbers are the value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -19,16 +18,16 @@ from vllm_lite.distributed.groups import Shard
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.linear import PackedHeads
 from vllm_lite.layers.attention import attention
-from vllm_lite.layers.linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from vllm_lite.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm_lite.layers.norm import make_norm
 from vllm_lite.layers.rotary import RotaryTables, yarn_magnitude
-from vllm_lite.layers.weights import NamedSlot
+from vllm_lite.layers.weights import WeightedLayer
 from vllm_lite.models.options import BuildOptions
 from vllm_lite.models.spec import DecoderSpec, LatentAttentionSpec, rotary_settings, size
 from vllm_lite.quantization.method import LinearKernel, as_they_are
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(nn.Module, WeightedLayer):
     """Projections, absorbed products, rotation and attention of one layer."""
 
     # Of each head: the latents' space by its key's part, and its value by the latents'.
@@ -52,11 +51,12 @@ class LatentAttention(nn.Module):
         if spec.query_rank is None:
             self.q_proj = self._columns("q_proj", hidden_size, query_size, options)
         else:
-            self.q_a_proj = self._whole("q_a_proj", hidden_size, spec.query_rank, options)
+            at = options.at("q_a_proj")
+            self.q_a_proj = at.whole_linear(hidden_size, spec.query_rank, bias=spec.bias)
             self.q_a_layernorm = make_norm(spec.norm, spec.query_rank, options.dtype)
             self.q_b_proj = self._columns("q_b_proj", spec.query_rank, query_size, options)
-        self.kv_a_proj_with_mqa = self._whole(
-            "kv_a_proj_with_mqa", hidden_size, spec.rank + spec.rotary_size, options
+        self.kv_a_proj_with_mqa = options.at("kv_a_proj_with_mqa").whole_linear(
+            hidden_size, spec.rank + spec.rotary_size, bias=spec.bias
         )
         self.kv_a_layernorm = make_norm(spec.norm, spec.rank, options.dtype)
         self.kv_b_proj = self._columns(
@@ -73,11 +73,6 @@ class LatentAttention(nn.Module):
         self._ops = ops()
         # Its product is the weight itself, however that is stored.
         self._identity = torch.eye(spec.rank, dtype=options.dtype)
-
-    def _whole(self, name: str, inputs: int, outputs: int, options: BuildOptions) -> ParallelLinear:
-        """A layer that every rank computes."""
-        method, shards = options.at(name).linear_method, {"": Shard.whole(outputs)}
-        return ParallelLinear(method, Shard.whole(inputs), shards, bias=self._spec.bias)
 
     @staticmethod
     def _columns(
@@ -111,9 +106,6 @@ class LatentAttention(nn.Module):
             return self.q_proj.kernel(x).view(self._query_shape)
         latent = self.q_a_layernorm.forward(self.q_a_proj.kernel(x))
         return self.q_b_proj.kernel(latent).view(self._query_shape)
-
-    def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from ()
 
     def process_weights_after_loading(self) -> None:
         """Divide the expansion of latents by heads, into keys' and values' parts."""

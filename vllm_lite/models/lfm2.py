@@ -10,8 +10,16 @@ from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.states.short_conv import ShortConvSpec
 from vllm_lite.loader.weight_rules import Alias, AnyRule, Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.hybrid import layer_kinds
-from vllm_lite.models.mixtures import CHOICE_BIAS, LAYERS, MLP, expert_rules, with_experts
+from vllm_lite.models.hybrid import layer_kinds, with_states
+from vllm_lite.models.mixtures import (
+    CHOICE_BIAS,
+    LAYERS,
+    MLP,
+    NUMBERED,
+    expert_rules,
+    renamed_mlp,
+    with_experts,
+)
 from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, decoder_spec, positive, size
 
 _KINDS = {"full_attention": "attention", "conv": "state"}
@@ -27,34 +35,27 @@ class Lfm2ForCausalLM(DecoderForCausalLM):
         conv = ShortConvSpec(
             conv_kernel=size(facts, "conv_L_cache"), bias=bool(facts.hf_config.get("conv_bias"))
         )
-        layers = (
-            layer if kind == "attention" else replace(layer, mixer=conv)
-            for layer, kind in zip(plain.layers, _kinds(facts), strict=True)
-        )
-        return replace(plain, layers=tuple(layers))
+        return with_states(plain, conv, _kinds(facts))
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
         names = {
             "token_embd_norm": "model.norm",
-            "blk.*.shortconv.conv": f"{layer}.mixer.x_conv",
-            "blk.*.shortconv.out_proj": f"{layer}.mixer.out_proj",
+            "blk.*.shortconv.conv": f"{LAYERS}.mixer.x_conv",
+            "blk.*.shortconv.out_proj": f"{LAYERS}.mixer.out_proj",
             "model.embedding_norm": "model.norm",
-            f"{layer}.operator_norm": f"{layer}.input_layernorm",
-            f"{layer}.ffn_norm": f"{layer}.post_attention_layernorm",
-            f"{layer}.self_attn.out_proj": f"{layer}.self_attn.o_proj",
-            f"{layer}.self_attn.q_layernorm": f"{layer}.self_attn.q_norm",
-            f"{layer}.self_attn.k_layernorm": f"{layer}.self_attn.k_norm",
-            f"{layer}.conv.conv": f"{layer}.mixer.x_conv",
-            f"{layer}.conv.out_proj": f"{layer}.mixer.out_proj",
-            f"{layer}.feed_forward.w1": f"{layer}.mlp.gate_proj",
-            f"{layer}.feed_forward.w3": f"{layer}.mlp.up_proj",
-            f"{layer}.feed_forward.w2": f"{layer}.mlp.down_proj",
+            f"{LAYERS}.operator_norm": f"{LAYERS}.input_layernorm",
+            f"{LAYERS}.ffn_norm": f"{LAYERS}.post_attention_layernorm",
+            f"{LAYERS}.self_attn.out_proj": f"{LAYERS}.self_attn.o_proj",
+            f"{LAYERS}.self_attn.q_layernorm": f"{LAYERS}.self_attn.q_norm",
+            f"{LAYERS}.self_attn.k_layernorm": f"{LAYERS}.self_attn.k_norm",
+            f"{LAYERS}.conv.conv": f"{LAYERS}.mixer.x_conv",
+            f"{LAYERS}.conv.out_proj": f"{LAYERS}.mixer.out_proj",
         }
+        mlp = renamed_mlp(f"{LAYERS}.feed_forward", f"{LAYERS}.mlp", NUMBERED)
         parts = dict.fromkeys(("b_proj", "c_proj", "x_proj"), facts.hidden_size)
-        sources = ("blk.*.shortconv.in_proj", f"{layer}.conv.in_proj")
-        return *renamed(names), *(fused(source, f"{layer}.mixer", parts) for source in sources)
+        sources = ("blk.*.shortconv.in_proj", f"{LAYERS}.conv.in_proj")
+        return *renamed(names), *mlp, *(fused(at, f"{LAYERS}.mixer", parts) for at in sources)
 
 
 class Lfm2MoeForCausalLM(DecoderForCausalLM):

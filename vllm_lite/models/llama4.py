@@ -12,13 +12,13 @@ from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.rotary import QueryScaling
 from vllm_lite.loader.weight_rules import Rule, Stack, renamed, stacked_experts
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.mixtures import LAYERS, renamed_mlp, with_experts
+from vllm_lite.models.mixtures import LAYERS, renamed_mlp, routed_experts, with_experts
 from vllm_lite.models.spec import (
     AttentionSpec,
     DecoderSpec,
-    ExpertsSpec,
     MLPSpec,
     biased_spec,
+    mlp_spec,
     positive,
     rotary_settings,
     size,
@@ -47,16 +47,10 @@ class Llama4ForCausalLM(DecoderForCausalLM):
             assert isinstance(layer.mixer, AttentionSpec)
             changes: dict[str, Any] = rotated if here else straight
             layers.append(replace(layer, mixer=replace(layer.mixer, **changes)))
-        experts = ExpertsSpec(
-            num_experts=size(facts, "num_experts"),
-            intermediate_size=size(facts, "intermediate_size"),
-            act=act,
-            routing=Routing(
-                top_k=size(facts, "num_experts_per_tok"), scores="sigmoid", is_renormalized=False
-            ),
-            scales_inputs=True,
-            shared=MLPSpec(intermediate_size=size(facts, "intermediate_size"), act=act),
+        routing = Routing(
+            top_k=size(facts, "num_experts_per_tok"), scores="sigmoid", is_renormalized=False
         )
+        experts = routed_experts(facts, routing, scales_inputs=True, shared=mlp_spec(facts))
         sparse, period = hf.get("moe_layers"), size(facts, "interleave_moe_layer_step")
         if sparse is None:
             sparse = range(period - 1, facts.num_layers, period)
@@ -75,7 +69,14 @@ class Llama4ForCausalLM(DecoderForCausalLM):
             *renamed(names),
             *renamed_mlp(old, new),
             *renamed_mlp(f"{old}.shared_expert", f"{new}.shared_experts"),
-            *stacked_experts(f"{old}.experts", f"{new}.experts.*", width, is_transposed=True),
+            *renamed_mlp(f"{old}.experts.*", f"{new}.experts.*"),
+            *stacked_experts(
+                f"{old}.experts",
+                f"{new}.experts.*",
+                width,
+                is_transposed=True,
+                num_experts=size(facts, "num_experts"),
+            ),
         ]
 
 

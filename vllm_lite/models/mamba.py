@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.states.mamba1 import Mamba1Spec
 from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import DecoderSpec, LayerSpec, positive, size
+from vllm_lite.models.spec import DecoderSpec, LayerSpec, positive, size, spec_of
+
+_NAMES = {
+    "backbone.embeddings": "model.embed_tokens",
+    "backbone.norm_f": "model.norm",
+    "backbone.layers.*.norm": "model.layers.*.input_layernorm",
+}
 
 
 class MambaForCausalLM(DecoderForCausalLM):
@@ -36,23 +41,13 @@ class MambaForCausalLM(DecoderForCausalLM):
             conv_bias=bool(hf["use_conv_bias"]),
             bias=bool(hf["use_bias"]),
         )
-        return DecoderSpec(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.hidden_size,
-            norm=NormSpec(eps=eps),
-            layers=(LayerSpec(mixer=mixer, ffn=None),) * facts.num_layers,
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings")),
-        )
+        layer = LayerSpec(mixer=mixer, ffn=None)
+        return spec_of(facts, NormSpec(eps=eps), [layer] * facts.num_layers)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         old, new = "backbone.layers.*", "model.layers.*"
-        names = {
-            "backbone.embeddings": "model.embed_tokens",
-            "backbone.embedding": "model.embed_tokens",
-            "backbone.norm_f": "model.norm",
-            f"{old}.norm": f"{new}.input_layernorm",
-        }
+        names = {**_NAMES, "backbone.embedding": "model.embed_tokens"}
         width = int(facts.hidden_size * positive(facts, "expand", 2))
         return *renamed(names), *mamba1_rules(f"{old}.mixer", f"{new}.mixer", width)
 
@@ -81,23 +76,13 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
         mixer = _mixer(facts)
-        return DecoderSpec(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.hidden_size,
-            norm=NormSpec(eps=mixer.norm_eps),
-            layers=(LayerSpec(mixer=mixer, ffn=None),) * facts.num_layers,
-            tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings")),
-        )
+        layer = LayerSpec(mixer=mixer, ffn=None)
+        return spec_of(facts, NormSpec(eps=mixer.norm_eps), [layer] * facts.num_layers)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
         old, new = "backbone.layers.*", "model.layers.*"
-        names = {
-            "backbone.embeddings": "model.embed_tokens",
-            "backbone.norm_f": "model.norm",
-            f"{old}.norm": f"{new}.input_layernorm",
-        }
-        return *renamed(names), *mamba2_rules(f"{old}.mixer", f"{new}.mixer", _mixer(facts))
+        return *renamed(_NAMES), *mamba2_rules(f"{old}.mixer", f"{new}.mixer", _mixer(facts))
 
 
 def mamba2_rules(
@@ -142,8 +127,8 @@ def _mixer(facts: ModelFacts) -> Mamba2Spec:
 def checked(facts: ModelFacts, mixer: Mamba2Spec, inner: int) -> Mamba2Spec:
     """`mixer` if its heads make up `inner` features; raises CheckpointError."""
     if mixer.num_heads % mixer.num_groups or mixer.num_heads * mixer.head_size != inner:
-        raise CheckpointError(
-            f"{facts.path}: {mixer.num_heads} heads of {mixer.head_size} numbers (head_dim) in "
+        raise facts.error(
+            f"{mixer.num_heads} heads of {mixer.head_size} numbers (head_dim) in "
             f"{mixer.num_groups} groups do not make up {inner} features (hidden_size times expand)"
         )
     return mixer
@@ -155,7 +140,7 @@ def step_limit(facts: ModelFacts) -> tuple[float, float]:
     try:
         least, most = (float(x["__float__"] if isinstance(x, dict) else x) for x in limits)
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{facts.path}: time_step_limit is {limits!r} in its configuration, not two numbers"
+        raise facts.error(
+            f"time_step_limit is {limits!r} in its configuration, not two numbers"
         ) from None
     return least, most

@@ -15,7 +15,7 @@ from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.loader.weight_rules import AnyRule
-from vllm_lite.models.draft_head import STORED, TOKEN_IDS, TokenIds, whole_product
+from vllm_lite.models.draft_head import STORED, TOKEN_IDS, TokenIds
 from vllm_lite.models.options import BuildOptions
 
 
@@ -25,7 +25,7 @@ class Block(nn.Module):
     def __init__(self, options: BuildOptions, size: int, count: int, *, bias: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            whole_product(options.at(f"layers.{i}"), size, size, bias=bias) for i in range(count)
+            options.at(f"layers.{i}").whole_linear(size, size, bias=bias) for i in range(count)
         )
         self._ops = ops()
 
@@ -88,7 +88,6 @@ class MedusaModel(nn.Module):
         return self.token_ids.numbers[tokens] if hasattr(self, "token_ids") else tokens
 
     def kv_cache_spec(self) -> KVCacheSpec:
-        """No cache."""
         return KVCacheSpec(())
 
     def bind_kv_cache(self, caches: Sequence[LayerCache]) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.states.lightning import LightningSpec
 from vllm_lite.loader.weight_rules import AnyRule, Rule, interleaved_heads, renamed, times
@@ -27,7 +26,7 @@ class MiniMaxForCausalLM(DecoderForCausalLM):
         hf = facts.hf_config
         check_field(facts, "postnorm", True)
         if hf.get("sliding_window") is not None:
-            raise CheckpointError(f"{facts.path}: sliding_window is not supported by MiniMax here")
+            raise facts.error("sliding_window is not supported by MiniMax here")
         plain = decoder_spec(facts)
         layers = []
         for number, (layer, kind) in enumerate(zip(plain.layers, _kinds(facts), strict=True)):

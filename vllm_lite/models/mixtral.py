@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, renamed
@@ -55,9 +54,7 @@ class PhimoeForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf = facts.hf_config
         if hf["num_experts_per_tok"] != 2:
-            raise CheckpointError(
-                f"{facts.path}: num_experts_per_tok is {hf['num_experts_per_tok']!r}, not 2"
-            )
+            raise facts.error(f"num_experts_per_tok is {hf['num_experts_per_tok']!r}, not 2")
         routing = Routing(
             top_k=2,
             scores="sparsemixer",

@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.loader.weight_rules import AnyRule, Rule, fused, renamed, stacked_experts
 from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size
 
 LAYERS = "model.layers.*"
 MLP = f"{LAYERS}.mlp"
-GATED_LAYERS = ("gate_proj", "up_proj", "down_proj")
+GATED_LAYERS = {name: name for name in ("gate_proj", "up_proj", "down_proj")}
 # The router's bias to choose by, as DeepSeek's files call it.
 CHOICE_BIAS = "e_score_correction_bias"
-# What Mixtral's checkpoints call an expert's layers.
-_NUMBERED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+# What Mixtral's checkpoints, and others, call an MLP's layers.
+NUMBERED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 # GGUF files call the norm before a mixture after the block before it.
@@ -91,9 +90,8 @@ def sparse_layers(facts: ModelFacts) -> Callable[[int], bool]:
     if kinds is None:
         return lambda layer: layer >= first
     if len(kinds) != facts.num_layers or not all(kind in ("dense", "sparse") for kind in kinds):
-        raise CheckpointError(
-            f"{facts.path}: mlp_layer_types does not call each of {facts.num_layers} layers dense "
-            "or sparse"
+        raise facts.error(
+            f"mlp_layer_types does not call each of {facts.num_layers} layers dense or sparse"
         )
     return lambda layer: bool(kinds[layer] == "sparse")
 
@@ -103,7 +101,7 @@ def check_field(facts: ModelFacts, key: str, *known: object) -> None:
     value = facts.hf_config.get(key)
     if value is not None and value not in known:
         names = " or ".join(map(repr, known))
-        raise CheckpointError(f"{facts.path}: {key} is {value!r}, not {names}")
+        raise facts.error(f"{key} is {value!r}, not {names}")
 
 
 def expert_rules(intermediate_size: int, at: str = MLP, to: str = MLP) -> list[AnyRule]:
@@ -114,7 +112,7 @@ def expert_rules(intermediate_size: int, at: str = MLP, to: str = MLP) -> list[A
     expert = f"{to}.experts.*"
     both = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
     moved: Mapping[str, str] = {f"{at}.experts.*.{n}": f"{expert}.{n}" for n in GATED_LAYERS}
-    numbered = {f"{at}.experts.*.{n}": f"{expert}.{own}" for n, own in _NUMBERED.items()}
+    numbered = {f"{at}.experts.*.{n}": f"{expert}.{own}" for n, own in NUMBERED.items()}
     return [
         replace(fused("blk.*.ffn_gate_up_exps.*", expert, both), is_alternative=True),
         *stacked_experts(f"{at}.experts", expert, intermediate_size),
@@ -123,6 +121,6 @@ def expert_rules(intermediate_size: int, at: str = MLP, to: str = MLP) -> list[A
     ]
 
 
-def renamed_mlp(source: str, target: str) -> list[Rule]:
-    """A gated MLP under another name."""
-    return renamed({f"{source}.{name}": f"{target}.{name}" for name in GATED_LAYERS})
+def renamed_mlp(source: str, target: str, names: Mapping[str, str] = GATED_LAYERS) -> list[Rule]:
+    """A gated MLP under another name, and its layers under those that `names` begin with."""
+    return renamed({f"{source}.{old}": f"{target}.{new}" for old, new in names.items()})

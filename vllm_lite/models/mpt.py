@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
@@ -71,12 +70,11 @@ def _attn_config(facts: ModelFacts) -> dict[str, Any]:
     stated = {"norm_type": str(facts.hf_config["norm_type"]).removeprefix("low_precision_"), **told}
     for name, needed in _NEEDED.items():
         if (value := stated.get(name, needed)) != needed:
-            raise CheckpointError(
-                f"{facts.path}: {name} is {value!r} in its configuration; MPT runs here with "
-                f"{needed!r}"
+            raise facts.error(
+                f"{name} is {value!r} in its configuration; MPT runs here with {needed!r}"
             )
     for name in _NUMBERS:
         value = told.get(name) or 1.0
         if not isinstance(value, int | float) or not 0 < value < 2**20:
-            raise CheckpointError(f"{facts.path}: {name} is {value!r}, not a positive number")
+            raise facts.error(f"{name} is {value!r}, not a positive number")
     return told

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.loader.weight_rules import Rule, renamed
+from vllm_lite.loader.weight_rules import renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.llama import LlamaForCausalLM
-from vllm_lite.models.spec import DecoderSpec, MLPSpec, biased_spec, positive, size, with_layers
+from vllm_lite.models.spec import DecoderSpec, biased_spec, mlp_spec, positive, with_layers
 
 
 class ArceeForCausalLM(LlamaForCausalLM):
@@ -23,16 +22,12 @@ class ArceeForCausalLM(LlamaForCausalLM):
 
 def without_gates(facts: ModelFacts, spec: DecoderSpec) -> DecoderSpec:
     """`spec` with an MLP that has no gate in each layer."""
-    ffn = MLPSpec(
-        intermediate_size=size(facts, "intermediate_size"),
-        act=facts.hf_config.get("hidden_act", "relu2"),
-        is_gated=False,
-        bias=bool(facts.hf_config.get("mlp_bias")),
-    )
+    act, bias = facts.hf_config.get("hidden_act", "relu2"), bool(facts.hf_config.get("mlp_bias"))
+    ffn = mlp_spec(facts, act=act, is_gated=False, bias=bias)
     return with_layers(spec, {}, ffn=ffn)
 
 
-class NemotronForCausalLM(ArceeForCausalLM):
+class NemotronForCausalLM(DecoderForCausalLM):
     """Parmar et al., 2024: layer norms, whose weights are stored minus 1."""
 
     @staticmethod
@@ -45,10 +40,6 @@ class NemotronForCausalLM(ArceeForCausalLM):
             weight_offset=1.0 if facts.format == "hf" else 0.0,
         )
         return replace(ArceeForCausalLM.spec(facts), norm=norm)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        return ()
 
 
 class ApertusForCausalLM(DecoderForCausalLM):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.states.mamba2 import Mamba2Spec
 from vllm_lite.loader.weight_rules import Rule, renamed
@@ -17,13 +16,15 @@ from vllm_lite.models.hybrid import KINDS, hybrid_mamba2, layer_kinds
 from vllm_lite.models.mamba import mamba2_rules
 from vllm_lite.models.mixtures import biased_routing
 from vllm_lite.models.spec import (
-    AttentionSpec,
     DecoderSpec,
     ExpertsSpec,
     LayerSpec,
     MLPSpec,
+    attention_spec,
+    mlp_spec,
     positive,
     size,
+    spec_of,
 )
 
 _PATTERN = {"M": "state", "*": "attention", "-": "mlp", "E": "moe"}
@@ -36,35 +37,19 @@ class NemotronHForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         hf = facts.hf_config
         eps = positive(facts, "layer_norm_epsilon", 1e-5)
-        attention = AttentionSpec(
-            num_heads=facts.num_heads,
-            num_kv_heads=facts.num_kv_heads,
-            head_size=facts.head_size,
-            scale=facts.head_size**-0.5,
-            rotary=None,
-        )
-        mlp = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=hf["mlp_hidden_act"],
-            is_gated=False,
-            bias=bool(hf.get("mlp_bias")),
-        )
+        bias = bool(hf.get("mlp_bias"))
+        mlp = mlp_spec(facts, act=hf["mlp_hidden_act"], is_gated=False, bias=bias)
         layers = {
-            "attention": LayerSpec(mixer=attention, ffn=None),
+            "attention": LayerSpec(mixer=attention_spec(facts, rotary=None), ffn=None),
             "state": LayerSpec(mixer=_mixer(facts), ffn=None),
             "mlp": LayerSpec(mixer=None, ffn=mlp),
         }
         kinds = _kinds(facts)
         if "moe" in kinds:
             layers["moe"] = LayerSpec(mixer=None, ffn=_experts(facts, mlp))
-        return DecoderSpec(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.hidden_size,
-            norm=NormSpec(eps=eps),
-            layers=tuple(layers[kind] for kind in kinds),
-            # The field ties nothing in the programs that wrote such files.
-            tie_word_embeddings=facts.format == "gguf" and bool(hf.get("tie_word_embeddings")),
-        )
+        spec = spec_of(facts, NormSpec(eps=eps), [layers[kind] for kind in kinds])
+        # The field ties nothing in the programs that wrote other files.
+        return spec if facts.format == "gguf" else replace(spec, tie_word_embeddings=False)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
@@ -98,9 +83,9 @@ def _experts(facts: ModelFacts, mlp: MLPSpec) -> ExpertsSpec:
     """A mixture of MLPs without gates; raises CheckpointError for one behind a narrower stream."""
     hf = facts.hf_config
     if hf.get("moe_latent_size"):
-        raise CheckpointError(
-            f"{facts.path}: moe_latent_size is {hf['moe_latent_size']}; experts behind a narrower "
-            "stream are not supported"
+        raise facts.error(
+            f"moe_latent_size is {hf['moe_latent_size']}; experts behind a narrower stream are not "
+            "supported"
         )
     width = size(facts, "moe_shared_expert_intermediate_size")
     return ExpertsSpec(

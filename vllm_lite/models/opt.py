@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.distributed.groups import Shard
-from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import Part, Rule, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
@@ -30,8 +28,8 @@ class OPTForCausalLM(DecoderForCausalLM):
         inner, outer = facts.hidden_size, self.spec(facts).embedding_size
         self.project_out = None
         if outer != inner:
-            enter = self.project_in = _projection("project_in", outer, inner, options)
-            self.project_out = _projection("project_out", inner, outer, options)
+            enter = self.project_in = options.at("project_in").whole_linear(outer, inner)
+            self.project_out = options.at("project_out").whole_linear(inner, outer)
             self.model.entering.insert(0, lambda hidden, _: enter.kernel(hidden))
 
     @torch.inference_mode()
@@ -81,9 +79,3 @@ class OPTForCausalLM(DecoderForCausalLM):
             positions = Part("model.embed_positions", slice(_OFFSET, rows), rows)
             rules += [*renamed(names), Rule(f"{root}.embed_positions", (positions,))]
         return rules
-
-
-def _projection(name: str, inputs: int, outputs: int, options: BuildOptions) -> ParallelLinear:
-    """A layer between the embedding's or the head's size and the model's, whole on every rank."""
-    method = options.at(name).linear_method
-    return ParallelLinear(method, Shard.whole(inputs), {"": Shard.whole(outputs)})

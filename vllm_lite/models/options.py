@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from vllm_lite.core.kv_spec import CacheFormat
+from vllm_lite.distributed.groups import Shard
+from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.state import MixerParts
 from vllm_lite.quantization.method import LinearMethod
 
@@ -26,7 +28,6 @@ class BuildOptions:
     path: str = ""
 
     def at(self, name: str) -> BuildOptions:
-        """Options of the child `name`."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
     @property
@@ -34,6 +35,10 @@ class BuildOptions:
         """How the layer at `path` stores its weights."""
         return self.methods(self.path)
 
+    def whole_linear(self, inputs: int, outputs: int, *, bias: bool = False) -> ParallelLinear:
+        """A linear layer at `path` that every rank has in full."""
+        shards = {"": Shard.whole(outputs)}
+        return ParallelLinear(self.linear_method, Shard.whole(inputs), shards, bias=bias)
+
     def parts(self, hidden_size: int) -> MixerParts:
-        """Options of a mixer with a state at `path`."""
         return MixerParts(hidden_size, lambda name: self.at(name).linear_method, self.dtype)

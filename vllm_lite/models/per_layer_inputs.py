@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.distributed.groups import Shard, head_shards
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.activation import activation_name
 from vllm_lite.layers.attention import Attention, attention
@@ -159,8 +158,8 @@ class OwnInput(nn.Module):
     def __init__(self, spec: OwnInputSpec, decoder: DecoderSpec, options: BuildOptions) -> None:
         super().__init__()
         width, size = decoder.hidden_size, spec.size
-        self.gate = whole_linear("per_layer_input_gate", width, size, options)
-        self.projection = whole_linear("per_layer_projection", size, width, options)
+        self.gate = options.at("per_layer_input_gate").whole_linear(width, size)
+        self.projection = options.at("per_layer_projection").whole_linear(size, width)
         self.norm = make_norm(decoder.norm, width, options.dtype)
         self._act = activation_name(spec.act)
         self._multiply = ops().gated_product
@@ -182,8 +181,8 @@ class OwnInputs(nn.Module):
             options.at("embed_tokens_per_layer").linear_method, spec.rows, width
         )
         hidden_size = decoder.hidden_size
-        name = "per_layer_model_projection"
-        self.projection = whole_linear(name, hidden_size, width, options)
+        at = options.at("per_layer_model_projection")
+        self.projection = at.whole_linear(hidden_size, width)
         # Of rows that would be divided by the root of the hidden size first.
         norm = replace(decoder.norm, eps=decoder.norm.eps * hidden_size)
         self.norm: Norm = make_norm(norm, spec.size, options.dtype)
@@ -200,12 +199,6 @@ class OwnInputs(nn.Module):
         return made.split_with_sizes([self._size] * self._shape[1], 1)
 
 
-def whole_linear(name: str, inputs: int, outputs: int, options: BuildOptions) -> ParallelLinear:
-    """A linear layer that every rank computes."""
-    method = options.at(name).linear_method
-    return ParallelLinear(method, Shard.whole(inputs), {"": Shard.whole(outputs)})
-
-
 def connect_caches(decoder: Decoder, spec: DecoderSpec) -> None:
     """Have layers that share a cache read that of the layer they name."""
     mixers = [m for m in decoder.modules() if isinstance(m, SharingAttention)]
@@ -220,15 +213,14 @@ def shared_caches(facts: ModelFacts, is_local: Sequence[bool]) -> list[int | Non
     their kind before those."""
     count, shared = facts.num_layers, facts.hf_config.get("num_kv_shared_layers") or 0
     if not isinstance(shared, int) or not 0 <= shared < count:
-        raise CheckpointError(
-            f"{facts.path}: num_kv_shared_layers is {shared!r} of {count} layers in its "
-            "configuration"
+        raise facts.error(
+            f"num_kv_shared_layers is {shared!r} of {count} layers in its configuration"
         )
     last = {kind: i for i, kind in enumerate(is_local[: count - shared])}
     if not set(is_local) <= set(last):
-        raise CheckpointError(
-            f"{facts.path}: none of the first {count - shared} layers of its configuration has a "
-            "cache for layers of another kind among the last num_kv_shared_layers to read"
+        raise facts.error(
+            f"none of the first {count - shared} layers of its configuration has a cache for "
+            "layers of another kind among the last num_kv_shared_layers to read"
         )
     own: list[int | None] = [None] * (count - shared)
     return own + [last[kind] for kind in is_local[count - shared :]]

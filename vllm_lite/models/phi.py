@@ -8,14 +8,7 @@ from dataclasses import replace
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.loader.weight_rules import Rule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.spec import (
-    DecoderSpec,
-    decoder_spec,
-    gpt_spec,
-    rotary_settings,
-    size,
-    with_layers,
-)
+from vllm_lite.models.spec import DecoderSpec, gpt_spec, rotary_settings, size, with_layers
 
 _LAYER = "model.layers.*"
 
@@ -47,10 +40,6 @@ class PhiForCausalLM(DecoderForCausalLM):
 
 class Phi3ForCausalLM(DecoderForCausalLM):
     """Llama without biases; qkv_proj and gate_up_proj are stored whole, in GGUF files too."""
-
-    @staticmethod
-    def spec(facts: ModelFacts) -> DecoderSpec:
-        return decoder_spec(facts)
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:

@@ -8,23 +8,23 @@ from dataclasses import replace
 import torch
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.states.delta import DeltaSpec
 from vllm_lite.loader.weight_rules import (
     AnyRule,
     Part,
     Rule,
+    by_head,
     fused,
     log_of_negative,
     plus_one,
     renamed,
 )
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.hybrid import layer_kinds
-from vllm_lite.models.mixtures import FILE_NORMS, with_experts
+from vllm_lite.models.hybrid import layer_kinds, with_states
+from vllm_lite.models.mixtures import FILE_NORMS, LAYERS, with_experts
 from vllm_lite.models.qwen3_moe import every_nth_layer, experts_and_shared, qwen_rules
-from vllm_lite.models.spec import AttentionSpec, DecoderSpec, biased_spec, size
+from vllm_lite.models.spec import DecoderSpec, biased_spec, size, with_layers
 
 
 class Qwen3_5ForCausalLM(DecoderForCausalLM):
@@ -92,26 +92,21 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
             *_rules(facts, delta),
             *_file_rules(facts, delta, in_turn=False),
             *(
-                _by_head(source, new, sizes, delta.num_key_heads)
+                by_head(source, new, sizes, delta.num_key_heads)
                 for source in ("blk.*.ssm_in", f"{old}.in_proj_qkvz")
             ),
             *(
-                _by_head(source, new, both, delta.num_key_heads)
+                by_head(source, new, both, delta.num_key_heads)
                 for source in ("blk.*.ssm_ba", f"{old}.in_proj_ba")
             ),
         )
 
 
 def _dense(facts: ModelFacts) -> DecoderSpec:
-    """The model without experts."""
     plain = biased_spec(facts)
     norm, delta = NormSpec(eps=plain.norm.eps, in_float32=True), delta_spec(facts)
-    layers = []
-    for layer, kind in zip(plain.layers, _kinds(facts), strict=True):
-        assert isinstance(layer.mixer, AttentionSpec)
-        attention = replace(layer.mixer, qk_norm=norm, has_output_gate=True)
-        layers.append(replace(layer, mixer=attention if kind == "attention" else delta))
-    return replace(plain, norm=norm, layers=tuple(layers))
+    gated = with_layers(plain, {"qk_norm": norm, "has_output_gate": True})
+    return replace(with_states(gated, delta, _kinds(facts)), norm=norm)
 
 
 def delta_spec(facts: ModelFacts) -> DeltaSpec:
@@ -120,9 +115,9 @@ def delta_spec(facts: ModelFacts) -> DeltaSpec:
         size(facts, f"linear_num_{what}_heads") for what in ("value", "key")
     )
     if num_heads % num_key_heads:
-        raise CheckpointError(
-            f"{facts.path}: {num_heads} heads of linear attention (linear_num_value_heads) cannot "
-            f"share {num_key_heads} heads of keys"
+        raise facts.error(
+            f"{num_heads} heads of linear attention (linear_num_value_heads) cannot share "
+            f"{num_key_heads} heads of keys"
         )
     return DeltaSpec(
         num_heads=num_heads,
@@ -146,17 +141,16 @@ def delta_rules(old: str, new: str, delta: DeltaSpec) -> list[Rule]:
 
 def _rules(facts: ModelFacts, delta: DeltaSpec) -> list[Rule]:
     """The rules of both generations: norms store their weight minus 1, queries lie by gates."""
-    layer = "model.layers.*"
     norms = (
-        *("model.norm", f"{layer}.input_layernorm", f"{layer}.post_attention_layernorm"),
-        *(f"{layer}.self_attn.q_norm", f"{layer}.self_attn.k_norm"),
+        *("model.norm", f"{LAYERS}.input_layernorm", f"{LAYERS}.post_attention_layernorm"),
+        *(f"{LAYERS}.self_attn.q_norm", f"{LAYERS}.self_attn.k_norm"),
     )
     halves = {"q_proj": facts.head_size, "output_gate_proj": facts.head_size}
-    attention = f"{layer}.self_attn"
+    attention = f"{LAYERS}.self_attn"
     return [
         *renamed({name: name for name in norms}, transform=plus_one),
-        *delta_rules(f"{layer}.linear_attn", f"{layer}.mixer", delta),
-        _by_head(f"{attention}.q_proj", attention, halves, facts.num_heads),
+        *delta_rules(f"{LAYERS}.linear_attn", f"{LAYERS}.mixer", delta),
+        by_head(f"{attention}.q_proj", attention, halves, facts.num_heads),
     ]
 
 
@@ -189,22 +183,8 @@ def _file_rules(facts: ModelFacts, delta: DeltaSpec, *, in_turn: bool) -> list[R
             Rule(source, tuple(Part(f"{new}.{n}_{kind}", x, total) for n, x in taken.items()))
             for source, kind in (("blk.*.attn_qkv", "proj"), ("blk.*.ssm_conv1d", "conv"))
         ),
-        _by_head(
-            "blk.*.attn_q", attention, dict.fromkeys(halves, facts.head_size), facts.num_heads
-        ),
+        by_head("blk.*.attn_q", attention, dict.fromkeys(halves, facts.head_size), facts.num_heads),
     ]
-
-
-def _by_head(source: str, parent: str, sizes: dict[str, int], num_heads: int) -> Rule:
-    """A layer whose outputs of one head are those of several of `parent`'s, so many of each."""
-    width = sum(sizes.values())
-    order = torch.arange(num_heads * width).view(num_heads, width)
-    taken = torch.split(order, list(sizes.values()), 1)
-    parts = (
-        Part(f"{parent}.{name}", outputs.reshape(-1), num_heads * width)
-        for name, outputs in zip(sizes, taken, strict=True)
-    )
-    return Rule(source, tuple(parts))
 
 
 def _kinds(facts: ModelFacts) -> list[str]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import torch
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.layers.states.recurrence import RecurrenceSpec
 from vllm_lite.loader.weight_rules import Rule, plus_one, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
+from vllm_lite.models.hybrid import with_states
+from vllm_lite.models.mixtures import LAYERS, renamed_mlp
 from vllm_lite.models.spec import DecoderSpec, decoder_spec, size
 
 _KINDS = ("recurrent", "attention")
@@ -32,28 +33,22 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
             output_bias=True,
             mlp_bias=True,
         )
-        layers = (
-            layer if kind == "attention" else replace(layer, mixer=mixer)
-            for layer, kind in zip(plain.layers, _kinds(facts), strict=True)
-        )
         # Rounded, whatever the embedding's own type.
         scale = torch.tensor(facts.hidden_size**0.5, dtype=torch.bfloat16, device="cpu")
         return replace(
-            plain,
+            with_states(plain, mixer, _kinds(facts)),
             norm=NormSpec(eps=plain.norm.eps, in_float32=True),
-            layers=tuple(layers),
             embedding_scale=scale.item(),
             logit_cap=float(hf.get("logits_soft_cap") or 0),
         )
 
     @staticmethod
     def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
-        old, attention, mixer = f"{layer}.temporal_block", f"{layer}.self_attn", f"{layer}.mixer"
+        old, attention, mixer = f"{LAYERS}.temporal_block", f"{LAYERS}.self_attn", f"{LAYERS}.mixer"
         norms = {
             "model.final_norm": "model.norm",
-            f"{layer}.temporal_pre_norm": f"{layer}.input_layernorm",
-            f"{layer}.channel_pre_norm": f"{layer}.post_attention_layernorm",
+            f"{LAYERS}.temporal_pre_norm": f"{LAYERS}.input_layernorm",
+            f"{LAYERS}.channel_pre_norm": f"{LAYERS}.post_attention_layernorm",
         }
         names = {
             f"{old}.rg_lru": mixer,
@@ -63,20 +58,17 @@ class RecurrentGemmaForCausalLM(DecoderForCausalLM):
             f"{old}.linear_out": f"{mixer}.out_proj",
         }
         names |= {f"{old}.{part}_proj": f"{attention}.{part}_proj" for part in "qkvo"}
-        names |= {
-            f"{layer}.mlp_block.{part}_proj": f"{layer}.mlp.{part}_proj"
-            for part in ("gate", "up", "down")
-        }
-        return *renamed(names), *renamed(norms, transform=plus_one)
+        mlp = renamed_mlp(f"{LAYERS}.mlp_block", f"{LAYERS}.mlp")
+        return *renamed(names), *mlp, *renamed(norms, transform=plus_one)
 
 
 def _mixer(facts: ModelFacts) -> RecurrenceSpec:
     has_own = facts.hf_config.get("lru_width") is not None
     width = size(facts, "lru_width" if has_own else "hidden_size")
     if width % facts.num_heads:
-        raise CheckpointError(
-            f"{facts.path}: a recurrence of {width} channels does not divide into "
-            f"{facts.num_heads} heads (num_attention_heads)"
+        raise facts.error(
+            f"a recurrence of {width} channels does not divide into {facts.num_heads} heads "
+            "(num_attention_heads)"
         )
     return RecurrenceSpec(
         num_heads=facts.num_heads,
@@ -90,8 +82,7 @@ def _kinds(facts: ModelFacts) -> list[str]:
     """The kind of each layer, of block_types one after another; raises CheckpointError."""
     period = facts.hf_config.get("block_types")
     if not isinstance(period, list) or not period or not {*map(str, period)} <= {*_KINDS}:
-        raise CheckpointError(
-            f"{facts.path}: block_types is {period!r} in its configuration, not a list of "
-            f"{' and '.join(_KINDS)}"
+        raise facts.error(
+            f"block_types is {period!r} in its configuration, not a list of {' and '.join(_KINDS)}"
         )
     return [period[i % len(period)] for i in range(facts.num_layers)]

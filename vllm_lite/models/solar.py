@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from vllm_lite.config.facts import ModelFacts
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.models.decoder import DecoderLayer
 from vllm_lite.models.llama import LlamaForCausalLM
@@ -23,7 +22,7 @@ class SolarForCausalLM(LlamaForCausalLM):
         hf = facts.hf_config
         shares = hf.get("bskcn_tv")
         if not isinstance(shares, list) or len(shares) != 2:
-            raise CheckpointError(f"{facts.path}: bskcn_tv is {shares!r}, not two numbers")
+            raise facts.error(f"bskcn_tv is {shares!r}, not two numbers")
         kept: dict[str, Tensor] = {}
         for i, layer in enumerate(self.model.layers):
             keeps = [taker for keeper, taker in _PAIRS if i in (hf.get(keeper) or ())]

@@ -69,7 +69,6 @@ class AttentionSpec:
         return not self.is_bidirectional
 
     def cache(self, stored: CacheFormat) -> LayerCacheSpec:
-        """The layer's cache on this rank."""
         return LayerCacheSpec(
             num_kv_heads=head_shards(self.num_heads, self.num_kv_heads)[1].size,
             head_size=self.head_size,
@@ -210,36 +209,44 @@ def decoder_spec(
 ) -> DecoderSpec:
     """Llama's shape: RMSNorm before each block, rotation, a gated MLP, windows as `facts` say."""
     norm = NormSpec(eps=positive(facts, "rms_norm_eps", 1e-6))
-    rotary = rotary_settings(facts)
-    ffn = MLPSpec(
-        intermediate_size=size(facts, "intermediate_size"),
-        act=facts.hf_config.get("hidden_act", "silu"),
-        bias=mlp_bias,
+    ffn = mlp_spec(facts, bias=mlp_bias)
+    plain = attention_spec(
+        facts,
+        rotary=rotary_settings(facts),
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        qk_norm=norm if has_qk_norm else None,
     )
-    layers = tuple(
-        LayerSpec(
-            mixer=AttentionSpec(
-                num_heads=facts.num_heads,
-                num_kv_heads=facts.num_kv_heads,
-                head_size=facts.head_size,
-                scale=facts.head_size**-0.5,
-                rotary=rotary,
-                window=window,
-                qkv_bias=qkv_bias,
-                output_bias=output_bias,
-                qk_norm=norm if has_qk_norm else None,
-            ),
-            ffn=ffn,
-        )
-        for window in facts.layer_windows
-    )
+    return spec_of(facts, norm, windowed(facts, plain, ffn))
+
+
+def attention_spec(facts: ModelFacts, **other: Any) -> AttentionSpec:
+    """Attention with the heads of `facts` and the usual scale."""
+    own = {"num_kv_heads": facts.num_kv_heads, "scale": facts.head_size**-0.5, **other}
+    return AttentionSpec(num_heads=facts.num_heads, head_size=facts.head_size, **own)
+
+
+def windowed(facts: ModelFacts, mixer: AttentionSpec, ffn: MLPSpec) -> list[LayerSpec]:
+    """Layers alike but for their windows, which are as `facts` say."""
+    windows = facts.layer_windows
+    return [LayerSpec(mixer=replace(mixer, window=window), ffn=ffn) for window in windows]
+
+
+def spec_of(facts: ModelFacts, norm: NormSpec, layers: Iterable[LayerSpec]) -> DecoderSpec:
+    """A decoder of these layers, and the sizes of its vocabulary and its stream as `facts` say."""
     return DecoderSpec(
         vocab_size=facts.vocab_size,
         hidden_size=facts.hidden_size,
         norm=norm,
-        layers=layers,
-        tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings", False)),
+        layers=tuple(layers),
+        tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings")),
     )
+
+
+def mlp_spec(facts: ModelFacts, **other: Any) -> MLPSpec:
+    """The MLP of the fields intermediate_size and, unless `other` has an act, hidden_act."""
+    act = other.pop("act", None) or facts.hf_config.get("hidden_act", "silu")
+    return MLPSpec(intermediate_size=size(facts, "intermediate_size"), act=act, **other)
 
 
 def biased_spec(facts: ModelFacts, **other: bool) -> DecoderSpec:
@@ -253,15 +260,8 @@ def gpt_spec(facts: ModelFacts, eps: str, *, bias: bool = True) -> DecoderSpec:
 
     `eps` names the norms' field; windows are as `facts` say.
     """
-    plain = AttentionSpec(
-        num_heads=facts.num_heads,
-        num_kv_heads=facts.num_heads,
-        head_size=facts.head_size,
-        scale=facts.head_size**-0.5,
-        rotary=None,
-        qkv_bias=bias,
-        output_bias=bias,
-    )
+    biases = {"qkv_bias": bias, "output_bias": bias}
+    plain = attention_spec(facts, num_kv_heads=facts.num_heads, rotary=None, **biases)
     ffn = MLPSpec(
         intermediate_size=size(facts, "intermediate_size")
         if facts.hf_config.get("intermediate_size")
@@ -270,23 +270,20 @@ def gpt_spec(facts: ModelFacts, eps: str, *, bias: bool = True) -> DecoderSpec:
         is_gated=False,
         bias=bias,
     )
-    return DecoderSpec(
-        vocab_size=facts.vocab_size,
-        hidden_size=facts.hidden_size,
-        norm=NormSpec(kind="layer", eps=positive(facts, eps, 1e-5), bias=True),
-        layers=tuple(
-            LayerSpec(mixer=replace(plain, window=window), ffn=ffn)
-            for window in facts.layer_windows
-        ),
-        tie_word_embeddings=bool(facts.hf_config.get("tie_word_embeddings")),
-    )
+    norm = NormSpec(kind="layer", eps=positive(facts, eps, 1e-5), bias=True)
+    return spec_of(facts, norm, windowed(facts, plain, ffn))
 
 
 def with_layers(spec: DecoderSpec, mixer: Mapping[str, Any], **layer: Any) -> DecoderSpec:
     """`spec`, whose layers all attend, with other fields in each layer and in its mixer."""
     changed = (replace(attention, **mixer) for attention in _attentions(spec))
+    return with_mixers(spec, changed, **layer)
+
+
+def with_mixers(spec: DecoderSpec, mixers: Iterable[Any], **layer: Any) -> DecoderSpec:
+    """`spec` with these mixers, one for each layer, and other fields in each layer."""
     layers = (
-        replace(old, mixer=new, **layer) for old, new in zip(spec.layers, changed, strict=True)
+        replace(old, mixer=new, **layer) for old, new in zip(spec.layers, mixers, strict=True)
     )
     return replace(spec, layers=tuple(layers))
 
@@ -304,11 +301,8 @@ def cached_layers(spec: DecoderSpec, stored: CacheFormat) -> tuple[LayerCacheSpe
 
 def with_rotaries(spec: DecoderSpec, rotaries: Sequence[RotarySettings | None]) -> DecoderSpec:
     """`spec`, whose layers all attend, with another rotation in each."""
-    layers = (
-        replace(layer, mixer=replace(attention, rotary=rotary))
-        for layer, attention, rotary in zip(spec.layers, _attentions(spec), rotaries, strict=True)
-    )
-    return replace(spec, layers=tuple(layers))
+    layers = zip(_attentions(spec), rotaries, strict=True)
+    return with_mixers(spec, [replace(old, rotary=rotary) for old, rotary in layers])
 
 
 def rotated_where(spec: DecoderSpec, is_rotated: Iterable[bool]) -> DecoderSpec:
@@ -351,6 +345,4 @@ def positive(facts: ModelFacts, key: str, default: float) -> float:
 
 
 def _not_positive(facts: ModelFacts, key: str, value: object) -> CheckpointError:
-    return CheckpointError(
-        f"{facts.path}: {key} is {value!r} in its configuration, not a positive number"
-    )
+    return facts.error(f"{key} is {value!r} in its configuration, not a positive number")

@@ -9,7 +9,7 @@ from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.mixtures import MLP
-from vllm_lite.models.spec import DecoderSpec, MLPSpec, decoder_spec, positive, size, with_layers
+from vllm_lite.models.spec import DecoderSpec, decoder_spec, mlp_spec, positive, with_layers
 
 
 class Starcoder2ForCausalLM(DecoderForCausalLM):
@@ -21,11 +21,6 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         bias = bool(facts.hf_config["use_bias"])
         plain = decoder_spec(facts, qkv_bias=bias, output_bias=bias)
-        ffn = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=facts.hf_config["hidden_act"],
-            is_gated=False,
-            bias=bias,
-        )
+        ffn = mlp_spec(facts, is_gated=False, bias=bias)
         norm = NormSpec(kind="layer", eps=positive(facts, "norm_epsilon", 1e-5), bias=True)
         return replace(with_layers(plain, {}, ffn=ffn), norm=norm)

@@ -57,6 +57,13 @@ def bound_attention(module: nn.Module) -> Any:
     return getattr(module, _OWN)
 
 
+def use_attention(model: nn.Module, config: Any, name: str) -> None:
+    """Have all modules of `model`, whose whole has `config`, attend by the function `name`."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    for own in (config, *configs.values()):
+        own._attn_implementation = name
+
+
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, None]:
@@ -203,7 +210,6 @@ class Trial:
     def mask(
         self, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], **_: Any
     ) -> Tensor:
-        """A mask that stands for `mask_function`."""
         mask = torch.zeros(1, 1, q_length, kv_length)
         self._masks.append((mask, self.reach(mask_function)))
         return mask

@@ -78,7 +78,7 @@ class _Rows:
         return PlainTable(weight[rows.start : rows.start + rows.size])
 
 
-class _Experts(nn.ModuleList):
+class _Experts(nn.ModuleList, WeightedLayer):
     """Our experts in place of stacked matrices; routing stays the module's own."""
 
     kernel: ExpertsKernel
@@ -98,11 +98,7 @@ class _Experts(nn.ModuleList):
         """x [T, N], ids and weights [T, K] -> [T, N]."""
         return self.kernel(x.contiguous(), ids.int().contiguous(), weights.float().contiguous())
 
-    def weight_slots(self) -> Iterator[NamedSlot]:
-        yield from ()
-
     def process_weights_after_loading(self) -> None:
-        """Pack all experts into one kernel."""
         experts = [expert for expert in self if isinstance(expert, Expert)]
         self._modules.clear()
         self.kernel = experts_kernel(
@@ -152,13 +148,12 @@ def _styles(config: Any) -> Callable[[str], str | None]:
 
 def _make_linear(layer: nn.Linear, style: str | None, options: BuildOptions) -> ParallelLinear:
     """Our layer for [..., N]."""
-    method, bias = options.linear_method, layer.bias is not None
-    sizes = (layer.in_features, layer.out_features)
+    sizes, bias = (layer.in_features, layer.out_features), layer.bias is not None
     own: ParallelLinear
     if style is None:
-        own = ParallelLinear(method, Shard.whole(sizes[0]), {"": Shard.whole(sizes[1])}, bias=bias)
+        own = options.whole_linear(*sizes, bias=bias)
     else:
-        own = _SPLITS[style](method, *sizes, bias=bias)
+        own = _SPLITS[style](options.linear_method, *sizes, bias=bias)
 
     def forward(x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()

@@ -33,6 +33,7 @@ from vllm_lite.models.transformers_attention import (
     AttendingLayer,
     Trial,
     bound_attention,
+    use_attention,
 )
 from vllm_lite.models.transformers_layers import make_head, make_parameters, replace_layers
 from vllm_lite.models.transformers_names import name_rules
@@ -140,12 +141,12 @@ class TransformersForCausalLM(nn.Module):
 
     def _try(self) -> list[AttendingLayer]:
         trial = Trial(self._options.max_model_len)
-        self._set_attention(TRIAL)
+        use_attention(self, self._config, TRIAL)
         try:
             trial.run(self._trial_forward, self._device)
         except CheckpointError as error:
             raise refusal(self._facts, str(error)) from None
-        self._set_attention(PAGED)
+        use_attention(self, self._config, PAGED)
         return trial.layers
 
     def bind_kv_cache(
@@ -179,11 +180,6 @@ class TransformersForCausalLM(nn.Module):
         finally:
             setattr(whole, name, stand_in)
         return logits.float()
-
-    def _set_attention(self, name: str) -> None:
-        configs = {id(m.config): m.config for m in self.modules() if hasattr(m, "config")}
-        for config in (self._config, *configs.values()):
-            config._attn_implementation = name
 
 
 class _Given(nn.Module):
@@ -262,8 +258,8 @@ def _class_of_table(facts: ModelFacts, table: str) -> Any:
 
 def refusal(facts: ModelFacts, reason: str) -> CheckpointError:
     line = " ".join(reason.split())
-    return CheckpointError(
-        f"{facts.path}: transformers' module of {facts.architecture} cannot run here: {line[:300]}"
+    return facts.error(
+        f"transformers' module of {facts.architecture} cannot run here: {line[:300]}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -19,10 +19,21 @@ from vllm_lite.models.spec import DecoderSpec, gpt_spec
 
 # Of the first token.
 _FIRST_POSITION = 2
+_LAYER = "model.layers.*"
+_NAMES = {
+    "model.layer_norm": "model.norm",
+    f"{_LAYER}.self_attn_layer_norm": f"{_LAYER}.input_layernorm",
+    f"{_LAYER}.final_layer_norm": f"{_LAYER}.post_attention_layernorm",
+    f"{_LAYER}.self_attn.out_proj": f"{_LAYER}.self_attn.o_proj",
+    f"{_LAYER}.fc1": f"{_LAYER}.mlp.up_proj",
+    f"{_LAYER}.fc2": f"{_LAYER}.mlp.down_proj",
+}
 
 
 class XGLMForCausalLM(DecoderForCausalLM):
     """Lin et al., 2021."""
+
+    rules = (*renamed(_NAMES), Rule("model.embed_positions"))
 
     def __init__(self, facts: ModelFacts, options: BuildOptions) -> None:
         super().__init__(facts, options)
@@ -34,19 +45,6 @@ class XGLMForCausalLM(DecoderForCausalLM):
     def spec(facts: ModelFacts) -> DecoderSpec:
         scale = facts.hidden_size**0.5 if facts.hf_config["scale_embedding"] else 1.0
         return replace(gpt_spec(facts, "layer_norm_eps"), embedding_scale=scale)
-
-    @staticmethod
-    def weight_rules(facts: ModelFacts) -> Sequence[Rule]:
-        layer = "model.layers.*"
-        names = {
-            "model.layer_norm": "model.norm",
-            f"{layer}.self_attn_layer_norm": f"{layer}.input_layernorm",
-            f"{layer}.final_layer_norm": f"{layer}.post_attention_layernorm",
-            f"{layer}.self_attn.out_proj": f"{layer}.self_attn.o_proj",
-            f"{layer}.fc1": f"{layer}.mlp.up_proj",
-            f"{layer}.fc2": f"{layer}.mlp.down_proj",
-        }
-        return (*renamed(names), Rule("model.embed_positions"))
 
 
 class SinusoidalPositions(LearnedPositions):

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.distributed.groups import Shard, head_shards
-from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.layers.attention import Attention, attention
-from vllm_lite.layers.linear import ParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm_lite.layers.linear import QKVParallelLinear, RowParallelLinear
 from vllm_lite.layers.mlp import GatedMLP
 from vllm_lite.layers.norm import ResidualNorm, make_norm
 from vllm_lite.layers.rotary import RotaryTables
@@ -47,7 +46,7 @@ class Adapter(nn.ModuleList):
         self, options: BuildOptions, inputs: int, rank: int, outputs: int, taken: Sequence[Shard]
     ) -> None:
         self._kernels = tuple(
-            ParallelLinear(options.at(name).linear_method, Shard.whole(n), {"": Shard.whole(m)})
+            options.at(name).whole_linear(n, m)
             for name, n, m in (("0", inputs, rank), ("1", rank, outputs))
         )
         super().__init__(self._kernels)
@@ -198,8 +197,7 @@ class HybridLayer(nn.Module):
         # Of one, so that it is a submodule only where it is first used.
         self._block = (block,)
         self.attn = attention(_attention(facts).scale, cache_has_scales=options.cache_has_scales)
-        whole = Shard.whole(facts.hidden_size)
-        self.linear = ParallelLinear(options.at("linear").linear_method, whole, {"": whole})
+        self.linear = options.at("linear").whole_linear(facts.hidden_size, facts.hidden_size)
         self.mamba_decoder = mamba_decoder
         self._enter = ResidualNorm(mamba_decoder.input_layernorm)
 
@@ -278,8 +276,8 @@ def _attention(facts: ModelFacts) -> AttentionSpec:
     hf, width = facts.hf_config, 2 * facts.hidden_size
     head_size = hf.get("head_dim") or width // facts.num_heads
     if hf.get(_ADAPTED) and facts.num_kv_heads * head_size != width:
-        raise CheckpointError(
-            f"{facts.path}: {_ADAPTED} needs heads of keys that make up {width} features, not "
+        raise facts.error(
+            f"{_ADAPTED} needs heads of keys that make up {width} features, not "
             f"{facts.num_kv_heads} of {head_size}"
         )
     rotary = replace(rotary_settings(facts), head_size=head_size)

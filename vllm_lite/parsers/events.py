@@ -133,7 +133,6 @@ class EventSink:
         self._reasoning: list[str] = []
 
     def take(self) -> list[Event]:
-        """The events since the last time."""
         self._flush()
         taken, self._events = self._events, []
         return taken

@@ -150,7 +150,6 @@ class Source:
         return self._take(self._at + 1)
 
     def skip_space(self) -> Reading[str]:
-        """Read over white space and return it."""
         skipped = ""
         while True:
             found = _NOT_SPACE.search(self._text, self._at)
@@ -160,7 +159,6 @@ class Source:
             yield
 
     def try_literal(self, literal: str) -> Reading[bool]:
-        """Read `literal` if it comes next."""
         while len(self._text) - self._at < len(literal):
             if self._closed or not literal.startswith(self._text[self._at :]):
                 return False

@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from vllm_lite.errors import CheckpointError
 
@@ -28,7 +20,6 @@ _CONTROL = 3
 def word_pieces(
     metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
 ) -> Tokenizer:
-    """BERT's tokenizer."""
     vocab: dict[str, int] = {}
     for i, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         begins = token.startswith(_SPACE)
@@ -46,15 +37,19 @@ def word_pieces(
     return tokenizer
 
 
-def unigrams(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
-    """XLM-RoBERTa's tokenizer."""
+def scores_of(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[float]:
+    """The score of each token; raises CheckpointError."""
     scores = list(metadata.get("tokenizer.ggml.scores") or ())
     if len(scores) != len(tokens):
         raise CheckpointError(
             f"it has {len(tokens)} tokens but {len(scores)} scores; fetch it again"
         )
+    return scores
+
+
+def unigrams(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    pieces = list(zip(tokens, scores, strict=True))
+    pieces = list(zip(tokens, scores_of(metadata, tokens), strict=True))
     tokenizer = Tokenizer(models.Unigram(pieces, unknown, byte_fallback=False))
     steps: list[normalizers.Normalizer] = []
     if charsmap := metadata.get("tokenizer.ggml.precompiled_charsmap"):

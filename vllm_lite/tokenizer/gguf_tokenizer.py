@@ -25,7 +25,7 @@ from tokenizers import (
 )
 
 from vllm_lite.errors import CheckpointError
-from vllm_lite.tokenizer.gguf_encoders import surrounded, unigrams, word_pieces
+from vllm_lite.tokenizer.gguf_encoders import scores_of, surrounded, unigrams, word_pieces
 from vllm_lite.tokenizer.parts import TokenizerParts
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
@@ -239,11 +239,7 @@ def _bpe(tokens: Sequence[str], merges: list[tuple[str, str]], **options: Any) -
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     types = _types(metadata, tokens)
-    scores = list(metadata.get("tokenizer.ggml.scores") or ())
-    if len(scores) != len(tokens):
-        raise CheckpointError(
-            f"it has {len(tokens)} tokens but {len(scores)} scores; fetch it again"
-        )
+    scores = scores_of(metadata, tokens)
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     model = _bpe(
         tokens,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from vllm_lite.config.json_file import read_json
 from vllm_lite.errors import CheckpointError
-from vllm_lite.tokenizer.parts import TokenizerParts
+from vllm_lite.tokenizer.parts import Ids, NamedTokens, TokenizerParts
 
 _NAMES = (
     "bos_token",
@@ -148,11 +148,7 @@ def tokenizer_from_transformers(
     return TokenizerParts(backend, special, chat_templates)
 
 
-class _Ids(NamedTuple):
-    ids: list[int]
-
-
-class _PythonBackend:
+class _PythonBackend(NamedTokens):
     """A transformers tokenizer without a Rust backend, seen as if it had one."""
 
     decoder = None
@@ -163,9 +159,9 @@ class _PythonBackend:
 
     def encode_batch_fast(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[_Ids]:
+    ) -> list[Ids]:
         encode = self._tokenizer.encode
-        return [_Ids(encode(one, add_special_tokens=add_special_tokens)) for one in sequences]
+        return [Ids(encode(one, add_special_tokens=add_special_tokens)) for one in sequences]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = self._tokenizer.decode(
@@ -176,12 +172,6 @@ class _PythonBackend:
     def id_to_token(self, id: int) -> str | None:
         token = self._tokenizer.convert_ids_to_tokens(id)
         return token.decode("utf-8", "replace") if isinstance(token, bytes) else token
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._vocab.get(token)
-
-    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]:
-        return self._vocab
 
     def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
         return len(self._vocab)

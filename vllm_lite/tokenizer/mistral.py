@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from tokenizers import AddedToken, decoders
 
 from vllm_lite.errors import CheckpointError, RequestError, UsageError
 from vllm_lite.tokenizer.chat_template import part_text
 from vllm_lite.tokenizer.gguf_tokenizer import sentencepiece_decoder
-from vllm_lite.tokenizer.parts import BYTE_OF, TokenizerParts
+from vllm_lite.tokenizer.parts import BYTE_OF, Ids, NamedTokens, TokenizerParts
 
 # Of a reader of other tokenizers in the same place.
 _OTHERS = ("tokenizer.json", "tokenizer_config.json")
@@ -79,11 +79,7 @@ def tokenizer_from_mistral(directory: Path) -> TokenizerParts:
     return TokenizerParts(backend, special, chat=MistralChat(made))
 
 
-class _Ids(NamedTuple):
-    ids: list[int]
-
-
-class _Backend:
+class _Backend(NamedTokens):
     """One of the package's text tokenizers, seen as one of the tokenizers package."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -113,8 +109,8 @@ class _Backend:
 
     def encode_batch_fast(
         self, sequences: Sequence[str], *, add_special_tokens: bool = True
-    ) -> list[_Ids]:
-        return [_Ids(self._encode(one, bos=add_special_tokens, eos=False)) for one in sequences]
+    ) -> list[Ids]:
+        return [Ids(self._encode(one, bos=add_special_tokens, eos=False)) for one in sequences]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         shown = (i for i in ids if not (skip_special_tokens and i in self._special))
@@ -122,12 +118,6 @@ class _Backend:
 
     def id_to_token(self, id: int) -> str | None:
         return self._pieces[id] if id < len(self._pieces) else None
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._vocab.get(token)
-
-    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]:
-        return self._vocab
 
     def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
         return len(self._pieces)
@@ -191,7 +181,6 @@ class MistralChat:
 
 
 def _explain(error: Exception) -> str:
-    """The message for a client, on one line."""
     found = getattr(error, "errors", None)
     stated = str(found()[0]["msg"]) if callable(found) else str(error)
     reason = (stated.strip().splitlines() or [type(error).__name__])[0]

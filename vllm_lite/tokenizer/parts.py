@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 
@@ -31,6 +31,24 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
+
+
+class Ids(NamedTuple):
+    """A text's ids, as the tokenizers package gives them."""
+
+    ids: list[int]
+
+
+class NamedTokens:
+    """The part of a backend that its vocabulary, token to id, answers."""
+
+    _vocab: dict[str, int]
+
+    def token_to_id(self, token: str) -> int | None:
+        return self._vocab.get(token)
+
+    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]:
+        return self._vocab
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.events = BlockEvents()
         # The blocks that the events tell of.
         self.told: set[int] = set()
-        # Blocks whose free is deferred, by the request that had them.
-        self.deferred: dict[str, list[int]] = {}
         self.scheduler = Scheduler(config, plan, self.events)
         self.scheduler.pace.least_tokens = 2
         self.seconds: Callable[[int], float] = lambda tokens: 1.0 + tokens
@@ -198,29 +196,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.answer()
             assert not self.executor.raise_next, step
 
-    @rule(data=st.data())
-    def defer(self, data: st.DataObject) -> None:
-        manager = self.scheduler.kv_manager
-        chosen = [r for r in self.scheduler.running if r.request_id not in self.deferred]
-        if chosen and self.groups:
-            r = data.draw(st.sampled_from(chosen))
-            self.deferred[r.request_id] = [i for ids in manager.block_ids(r) for i in ids if i]
-            manager.defer_free(r)
-
-    @rule(count=st.integers(1, 3))
-    def free_deferred(self, count: int) -> None:
-        for request_id in list(self.deferred)[:count]:
-            del self.deferred[request_id]
-            self.scheduler.kv_manager.free_deferred(request_id)
-
     @rule(alone=st.floats(0, 1), each=st.floats(0, 1))
     def change_speed(self, alone: float, each: float) -> None:
         self.seconds = lambda tokens: alone + each * tokens
 
     @rule()
     def reset(self) -> None:
-        is_quiet = not (self.scheduler.running or self.deferred)
-        assert self.scheduler.reset_prefix_cache() == is_quiet
+        assert self.scheduler.reset_prefix_cache() == (not self.scheduler.running)
 
     @invariant()
     def books_balance(self) -> None:
@@ -233,12 +215,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         owners = Counter(block for ids in held for block in ids if block)
         total = stats.num_free_blocks + stats.num_cached_blocks + stats.num_used_blocks
         assert total == stats.num_total_blocks == len(manager.pool.blocks) - 1
-        kept = Counter(block for ids in self.deferred.values() for block in ids)
-        assert stats.num_used_blocks == len(owners.keys() | kept.keys())
+        assert stats.num_used_blocks == len(owners)
         assert stats.num_running == len(running) <= self.scheduler.config.scheduler.max_num_seqs
         assert stats.num_running + stats.num_waiting == len(self.scheduler.requests)
         assert {name[:32] for name in manager.pool._by_hash} <= self.computed
-        for block_id, count in (owners + kept).items():
+        for block_id, count in owners.items():
             assert manager.pool.blocks[block_id].ref_count == count
         for r in running:
             num_full = r.num_computed_tokens // SIZE
@@ -289,7 +270,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        self.free_deferred(len(self.deferred))
         for _ in range(5000):
             if not (self.scheduler.has_requests() or self.in_flight):
                 break
@@ -321,7 +301,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         limit = self.scheduler.config.scheduler.max_num_batched_tokens
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens <= limit
         if not self.in_flight:
-            is_idle = not self.scheduler.requests or self.deferred
+            is_idle = not self.scheduler.requests
             assert step.total_num_scheduled_tokens > 0 or is_idle
         elif step.preempted_request_ids:
             raise AssertionError("a step that is under way may lose no request")

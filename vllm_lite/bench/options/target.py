@@ -181,7 +181,6 @@ class TargetOptions:
 
     @property
     def url(self) -> str:
-        """The server's address without a path of the API."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return (self.base_url or f"http://{host}:{self.port}").rstrip("/")
 

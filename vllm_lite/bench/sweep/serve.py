@@ -49,7 +49,6 @@ class Experiment:
         return self.path / name.replace("/", "_").replace("..", "__").strip("'\"")
 
     def is_done(self, folder: Path) -> bool:
-        """Whether a combination has a summary."""
         return (folder / "summary.json").exists()
 
     def run(self, path: Path, about: Mapping[str, Any], make: Callable[[], None]) -> Record:

@@ -284,10 +284,10 @@ def check_sizes(facts: ModelFacts) -> None:
     rows = facts.vocab_size + facts.num_layers * facts.num_heads * facts.head_size
     described = facts.hidden_size * (rows + (width if isinstance(width, int) else 0))
     if held and described > _MOST_WEIGHTS_PER_BYTE * held:
-        raise CheckpointError(
-            f"{facts.path}: num_hidden_layers {facts.num_layers}, hidden_size {facts.hidden_size}, "
-            f"head_dim {facts.head_size}, intermediate_size {width} and vocab_size "
-            f"{facts.vocab_size} are {described:.3g} weights or more, but "
-            f"its files hold {held:,} bytes ({', '.join(map(str, files[:2]))}): they are cut off, "
-            "or the configuration is another model's"
+        raise facts.error(
+            f"num_hidden_layers {facts.num_layers}, hidden_size {facts.hidden_size}, head_dim "
+            f"{facts.head_size}, intermediate_size {width} and vocab_size {facts.vocab_size} are "
+            f"{described:.3g} weights or more, but its files hold {held:,} bytes "
+            f"({', '.join(map(str, files[:2]))}): they are cut off, or the configuration is "
+            "another model's"
         )

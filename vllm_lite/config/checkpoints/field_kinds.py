@@ -118,14 +118,6 @@ _KINDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         rope_parameters rope_scaling""",
     ),
 )
-# What may be a number or a list of them, a number or a word, or anything.
-_SEVERAL_FORMS = """
-    activation_sparsity_pattern
-    mamba_d_head mamba_dt_rank moe_intermediate_size moe_layer_freq num_experts_per_tok
-    num_ln_in_parallel_attn num_shared_expert sliding_window_pattern time_step_rank
-    use_bidirectional_attention
-"""
-SEVERAL_FORMS = frozenset(_SEVERAL_FORMS.split())
 KIND_OF = {
     name.removesuffix("!"): (said, holds, name.endswith("!"))
     for said, holds, names in _KINDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row, spelled
@@ -14,6 +15,7 @@ _NAMES = {
     "n_routed_experts": "num_experts",
     "n_shared_experts": "num_shared_experts",
 }
+_row = partial(row, aliases=_NAMES)
 _ROUTED = "num_experts num_experts_per_tok"
 _QWEN = f"{_ROUTED} moe_intermediate_size decoder_sparse_step mlp_only_layers norm_topk_prob"
 _BIASED = (
@@ -32,17 +34,16 @@ _IMAGES = (
     "anyres_pooling_size num_media_embeds vit_input_resolution vit_mapping_type vit_norm_type "
     "vit_patch vit_token"
 )
-_PHIMOE = row(
+_PHIMOE = _row(
     "PhimoeForCausalLM",
     "mixtral",
     gguf=("phimoe",),
     gguf_seen={"lm_head_bias": "output.bias"},
-    aliases=_NAMES,
     reads=f"{_ROUTED} router_jitter_noise lm_head_bias",
     harmless="input_jitter_noise",
     windows="every",
 )
-_EXAONE = row(
+_EXAONE = _row(
     "ExaoneMoeForCausalLM",
     "exaone4",
     gguf=("exaone-moe",),
@@ -56,53 +57,42 @@ _EXAONE = row(
 )
 
 ROWS = (
-    row(
-        "MixtralForCausalLM",
-        "mixtral",
-        aliases=_NAMES,
-        reads=_ROUTED,
-        harmless=_UNUSED,
-        windows="every",
-    ),
+    _row("MixtralForCausalLM", "mixtral", reads=_ROUTED, harmless=_UNUSED, windows="every"),
     _PHIMOE,
     spelled("PhiMoEForCausalLM", _PHIMOE),
-    row(
+    _row(
         "Qwen2MoeForCausalLM",
         "qwen3_moe",
         gguf=("qwen2moe",),
         gguf_fields={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         gguf_fixed={"norm_topk_prob": False},
         gguf_seen={"qkv_bias": "blk.0.attn_q.bias"},
-        aliases=_NAMES,
         reads=f"{_QWEN} shared_expert_intermediate_size use_sliding_window max_window_layers",
         windows="switched",
     ),
-    row(
+    _row(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         gguf=("qwen3moe",),
-        aliases=_NAMES,
         reads=f"{_QWEN} use_sliding_window",
         harmless="max_window_layers",
         fixed={"use_qk_norm": True},
         windows="every",
     ),
-    row(
+    _row(
         "OlmoeForCausalLM",
         "olmo",
         gguf=("olmoe",),
         gguf_fixed={"norm_topk_prob": False},
-        aliases=_NAMES,
         reads=f"{_ROUTED} norm_topk_prob",
     ),
-    row(
+    _row(
         "FlexOlmoForCausalLM",
         "olmo",
-        aliases=_NAMES,
         reads=f"{_ROUTED} norm_topk_prob",
     ),
-    row("GraniteMoeForCausalLM", "granite", aliases=_NAMES, reads=f"{_ROUTED} {_MULTIPLIERS}"),
-    row(
+    _row("GraniteMoeForCausalLM", "granite", reads=f"{_ROUTED} {_MULTIPLIERS}"),
+    _row(
         "GraniteMoeSharedForCausalLM",
         "granite",
         model_class="GraniteMoeForCausalLM",
@@ -112,65 +102,58 @@ ROWS = (
             "expert_shared_feed_forward_length": "shared_intermediate_size",
         },
         gguf_fixed={"shared_intermediate_size": 0, "attention_multiplier": None},
-        aliases=_NAMES,
         reads=f"{_ROUTED} {_MULTIPLIERS} shared_intermediate_size",
     ),
-    row(
+    _row(
         "Glm4MoeForCausalLM",
         "glm",
         gguf=("glm4moe",),
         gguf_fields=_NORMED,
         gguf_fixed={"norm_topk_prob": False},
-        aliases=_NAMES,
         reads=f"{_BIASED} use_qk_norm",
         harmless=_UNUSED,
     ),
-    row(
+    _row(
         "Glm4MoeLiteForCausalLM",
         "deepseek",
         model_class="DeepseekV3ForCausalLM",
         own_defaults={"first_k_dense_replace": 1},
-        aliases=_NAMES,
         reads=f"{_BIASED} {LATENTS} rope_interleave",
         fixed={**_CHOICE, "moe_layer_freq": 1},
         harmless=_UNUSED,
     ),
-    row(
+    _row(
         "DeepseekV2ForCausalLM",
         "deepseek",
         gguf=("deepseek2",),
         gguf_fields=_NORMED,
         gguf_fixed={"norm_topk_prob": False},
-        aliases=_NAMES,
         reads=f"{_BIASED} {LATENTS} rope_interleave topk_method",
         fixed={"scoring_func": "softmax", "moe_layer_freq": 1},
         harmless=f"{_UNUSED} ep_size seq_aux",
     ),
-    row(
+    _row(
         "DeepseekV3ForCausalLM",
         "deepseek",
-        aliases=_NAMES,
         reads=f"{_BIASED} {LATENTS} rope_interleave",
         fixed={**_CHOICE, "moe_layer_freq": 1},
         harmless=f"{_UNUSED} ep_size seq_aux",
     ),
     _EXAONE,
     spelled("ExaoneMoEForCausalLM", _EXAONE),
-    row(
+    _row(
         "HYV3ForCausalLM",
         "hunyuan",
         own_defaults={"first_k_dense_replace": 1},
-        aliases=_NAMES,
         reads=f"{_ROUTED} moe_intermediate_size num_shared_experts router_scaling_factor "
         "mlp_layer_types first_k_dense_replace",
         # Sums are rounded once in any case.
         harmless=f"{_UNUSED} enable_moe_fp32_combine",
     ),
-    row(
+    _row(
         "MiniMaxM2ForCausalLM",
         "mixtral",
         gguf=("minimax-m2",),
-        aliases=_NAMES,
         reads=f"{_ROUTED} rotary_dim",
         # What it has of MiniMax-Text-01, whose sums have factors, and of drafts.
         harmless=f"{_UNUSED} attn_type_list mlp_intermediate_size shared_moe_mode use_mtp "
@@ -183,7 +166,7 @@ ROWS = (
             "use_routing_bias": True,
         },
     ),
-    row(
+    _row(
         "MiMoV2FlashForCausalLM",
         "mimo_v2_flash",
         gguf=("mimo2",),
@@ -212,7 +195,7 @@ ROWS = (
         # What the window says too, and layers for drafts.
         harmless="attention_chunk_size num_nextn_predict_layers",
     ),
-    row(
+    _row(
         "DeepseekForCausalLM",
         "deepseek",
         gguf=("deepseek",),
@@ -224,12 +207,11 @@ ROWS = (
             "norm_topk_prob": False,
             "scoring_func": "softmax",
         },
-        aliases=_NAMES,
         reads=f"{_ROUTED} moe_intermediate_size num_shared_experts norm_topk_prob "
         "routed_scaling_factor first_k_dense_replace moe_layer_freq scoring_func",
         harmless="seq_aux",
     ),
-    row(
+    _row(
         "Ernie4_5_MoeForCausalLM",
         "ernie4_5",
         gguf=("ernie4_5-moe",),
@@ -248,7 +230,7 @@ ROWS = (
         harmless=f"{_UNUSED} moe_capacity",
         fixed={"moe_gate": "topk", "moe_use_aux_free": True, "use_rmsnorm": True},
     ),
-    row(
+    _row(
         "HunYuanMoEV1ForCausalLM",
         "hunyuan",
         gguf=("hunyuan-moe",),
@@ -268,7 +250,7 @@ ROWS = (
             "use_mixed_mlp_moe": True,
         },
     ),
-    row(
+    _row(
         "Dots1ForCausalLM",
         "glm",
         model_class="Glm4MoeForCausalLM",
@@ -276,14 +258,13 @@ ROWS = (
         gguf_fields=_NORMED,
         gguf_fixed={"norm_topk_prob": False, "use_qk_norm": True},
         own_defaults={"use_qk_norm": True},
-        aliases=_NAMES,
         reads=f"{_BIASED} use_qk_norm max_window_layers",
         fixed={"moe_layer_freq": 1},
         # It has one way to choose, whatever its files call it.
         harmless="scoring_func topk_method",
         windows="switched",
     ),
-    row(
+    _row(
         "GptOssForCausalLM",
         "gpt_oss",
         gguf=("gpt-oss",),
@@ -297,24 +278,22 @@ ROWS = (
                 "original_max_position_embeddings": 4096,
             },
         },
-        aliases=_NAMES,
         reads=f"{_ROUTED} swiglu_limit swiglu_alpha sliding_window_pattern",
         # What other fields say too.
         harmless="experts_per_token initial_context_length",
         windows="pattern",
         reasoning_parser="openai_gptoss",
     ),
-    row(
+    _row(
         "Cohere2MoeForCausalLM",
         "cohere",
         own_defaults={"sliding_window_pattern": 4, "first_k_dense_replace": 0},
-        aliases=_NAMES,
         reads=f"{_ROUTED} num_shared_experts norm_topk_prob expert_selection_fn layer_norm_eps "
         "shared_expert_combination_strategy logit_scale mlp_layer_types first_k_dense_replace "
         "prefix_dense_sliding_window_pattern prefix_dense_intermediate_size sliding_window_pattern",
         windows="pattern",
     ),
-    row(
+    _row(
         "DbrxForCausalLM",
         "dbrx",
         gguf=("dbrx",),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from vllm_lite.config.families.architecture import GRANITE_FACTORS, LATENTS, row, spelled
 
+_row = partial(row, mixer="both")
 _MAMBA: dict[str, Any] = {
     "module": "mamba",
     "model_class": "MambaForCausalLM",
@@ -69,7 +71,7 @@ _QWEN3_5 = (
     "attn_output_gate"
 )
 
-_MINIMAX = row(
+_MINIMAX = _row(
     "MiniMaxForCausalLM",
     "minimax",
     aliases={
@@ -84,7 +86,6 @@ _MINIMAX = row(
     + " ".join(f"{own}_{f}_factor" for own in MINIMAX_BLOCKS.values() for f in ("alpha", "beta")),
     # How others cut what they compute, and how shared experts would be added.
     harmless="block_size shared_moe_mode router_jitter_noise",
-    mixer="both",
 )
 
 ROWS = (
@@ -93,15 +94,15 @@ ROWS = (
         spelled(name, _MINIMAX, own_defaults={"postnorm": False})
         for name in ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM")
     ),
-    row(
+    _row(
         "MambaForCausalLM",
         gguf=("mamba",),
         gguf_fields={**_MAMBA_FILES["gguf_fields"], "ssm.time_step_rank": "time_step_rank"},
         gguf_seen=_MAMBA_FILES["gguf_seen"],
         **_MAMBA,
     ),
-    row("FalconMambaForCausalLM", **_MAMBA),
-    row(
+    _row("FalconMambaForCausalLM", **_MAMBA),
+    _row(
         "Mamba2ForCausalLM",
         "mamba",
         gguf=("mamba2",),
@@ -116,14 +117,13 @@ ROWS = (
         "norm_before_gate",
         mixer="state",
     ),
-    row(
+    _row(
         "BambaForCausalLM",
         "hybrid",
         reads=f"{_MAMBA2} attn_layer_indices",
         harmless="mamba_chunk_size num_logits_to_keep z_loss_coefficient",
-        mixer="both",
     ),
-    row(
+    _row(
         "GraniteMoeHybridForCausalLM",
         "granite",
         gguf=("granitehybrid",),
@@ -136,9 +136,8 @@ ROWS = (
         "attention_multiplier num_experts num_experts_per_tok shared_intermediate_size "
         "position_embedding_type",
         harmless="mamba_chunk_size normalization_function init_method",
-        mixer="both",
     ),
-    row(
+    _row(
         "NemotronHForCausalLM",
         "nemotron_h",
         gguf=("nemotron_h", "nemotron_h_moe"),
@@ -173,9 +172,8 @@ ROWS = (
         "num_logits_to_keep n_shared_experts moe_shared_expert_overlap num_nextn_predict_layers "
         "mtp_layers_block_type time_step_min time_step_max time_step_floor time_step_rank "
         "residual_in_fp32 rescale_prenorm_residual norm_eps num_query_groups",
-        mixer="both",
     ),
-    row(
+    _row(
         "Lfm2ForCausalLM",
         "lfm2",
         gguf=("lfm2",),
@@ -192,18 +190,16 @@ ROWS = (
         harmless="conv_dim conv_dim_out conv_use_xavier_init block_dim block_mlp_init_scale "
         "block_norm_eps block_out_init_scale block_use_swiglu block_use_xavier_init use_pos_enc "
         "num_heads theta",
-        mixer="both",
     ),
-    row(
+    _row(
         "Qwen3_5ForCausalLM",
         "qwen3_next",
         gguf=("qwen35",),
         gguf_fields=_DELTA_FIELDS,
         reads=f"{_DELTA} full_attention_interval",
         harmless=f"{_QWEN3_5} mlp_only_layers",
-        mixer="both",
     ),
-    row(
+    _row(
         "Qwen3_5MoeForCausalLM",
         "qwen3_next",
         gguf=("qwen35moe",),
@@ -212,9 +208,8 @@ ROWS = (
         own_defaults={"intermediate_size": 1},
         reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS}",
         harmless=f"{_QWEN3_5} mlp_only_layers",
-        mixer="both",
     ),
-    row(
+    _row(
         "Qwen3NextForCausalLM",
         "qwen3_next",
         gguf=("qwen3next",),
@@ -222,9 +217,8 @@ ROWS = (
         reads=f"{_DELTA} full_attention_interval {_QWEN_EXPERTS} norm_topk_prob "
         "decoder_sparse_step mlp_only_layers",
         harmless=_QWEN3_5,
-        mixer="both",
     ),
-    row(
+    _row(
         "JambaForCausalLM",
         "jamba",
         gguf=("jamba",),
@@ -241,9 +235,8 @@ ROWS = (
         harmless="use_mamba_kernels use_mambapy use_associative_scan num_logits_to_keep "
         "mamba_inner_layernorms calc_logits_for_entire_prompt",
         own_defaults={"mamba_dt_rank": "auto"},
-        mixer="both",
     ),
-    row(
+    _row(
         "Lfm2MoeForCausalLM",
         "lfm2",
         gguf=("lfm2moe",),
@@ -260,17 +253,15 @@ ROWS = (
         reads="conv_bias conv_L_cache moe_intermediate_size num_dense_layers num_experts "
         "num_experts_per_tok use_expert_bias routed_scaling_factor norm_topk_prob",
         harmless="use_pos_enc",
-        mixer="both",
     ),
-    row(
+    _row(
         "OlmoHybridForCausalLM",
         "olmo_hybrid",
         reads=f"{_DELTA} linear_allow_neg_eigval",
         harmless="linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max "
         "linear_dt_init_floor",
-        mixer="both",
     ),
-    row(
+    _row(
         "FalconH1ForCausalLM",
         "falcon_h1",
         gguf=("falcon-h1",),
@@ -298,9 +289,8 @@ ROWS = (
         "ssm_out_multiplier",
         harmless="mamba_chunk_size num_logits_to_keep mamba_use_mlp time_step_floor "
         "time_step_max time_step_min time_step_rank attn_layer_indices mlp_expansion_factor",
-        mixer="both",
     ),
-    row(
+    _row(
         "Zamba2ForCausalLM",
         "zamba2",
         aliases={"attention_head_dim": "head_dim", "layers_block_type": "layer_types"},
@@ -310,9 +300,8 @@ ROWS = (
         harmless="attention_hidden_size kv_channels num_query_groups hybrid_layer_ids "
         "mamba_headdim ffn_hidden_size chunk_size num_logits_to_keep use_mamba_kernels "
         "use_mem_eff_path use_conv_bias use_shared_mlp_adapter time_step_max time_step_floor",
-        mixer="both",
     ),
-    row(
+    _row(
         "KimiLinearForCausalLM",
         "kimi_linear",
         gguf=("kimi-linear",),
@@ -334,9 +323,8 @@ ROWS = (
         "moe_router_activation_func mla_use_nope",
         harmless="use_grouped_topk num_nextn_predict_layers",
         own_defaults={"first_k_dense_replace": 1},
-        mixer="both",
     ),
-    row(
+    _row(
         "RecurrentGemmaForCausalLM",
         "recurrent_gemma",
         aliases={"attention_window_size": "sliding_window", "hidden_activation": "hidden_act"},
@@ -345,6 +333,5 @@ ROWS = (
         # The length that it was trained with: its configuration does not state one.
         own_defaults={"max_position_embeddings": 8192},
         windows="every",
-        mixer="both",
     ),
 )

@@ -16,7 +16,7 @@ from vllm_lite.log import init_logger
 logger = init_logger(__name__)
 
 
-def without_deprecated(values: JsonView, table: Mapping[str, Option], *, warn: bool = True) -> Json:
+def without_deprecated(values: JsonView, table: Mapping[str, Option]) -> Json:
     """`values` by name, with deprecated options replaced.
 
     Options that the user set stay. Raises UsageError for an invalid deprecated value.
@@ -27,22 +27,21 @@ def without_deprecated(values: JsonView, table: Mapping[str, Option], *, warn: b
         if entry.level != "deprecated":
             continue
         del kept[name]
-        _replace(kept, entry, value, warn=warn)
+        _replace(kept, entry, value)
     for name in [name for name in kept if table[name].keys]:
         for own, item in _parts(table[name], kept[name]):
             if own.level == "deprecated":
                 kept[name] = {key: old for key, old in kept[name].items() if key != own.name}
-                _replace(kept, own, item, warn=warn)
+                _replace(kept, own, item)
     return kept
 
 
-def _replace(kept: Json, entry: Option, value: Any, *, warn: bool) -> None:
+def _replace(kept: Json, entry: Option, value: Any) -> None:
     """Set what replaces the deprecated option `entry` with its value, which is not in `kept`."""
     if value is None:
         return
     entry.check(value)
-    if warn:
-        logger.warning("%s", _notice(entry))
+    logger.warning("%s", _notice(entry))
     translate = entry.rules.get("becomes")
     for target, new in (translate(value) if translate else {}).items():
         _set(kept, target, new)

@@ -57,7 +57,6 @@ class HeadNorm(nn.Module):
         yield NamedSlot("", "weight", WeightSlot.whole(self._stored))
 
     def process_weights_after_loading(self) -> None:
-        """Repeat the weight for each head."""
         self.weight = self._stored.repeat(self._num_heads)
 
 
@@ -123,5 +122,4 @@ class DeltaMixer(StateMixer):
         yield NamedSlot("", "dt_bias", sharded(self._dt_bias, self._heads))
 
     def process_weights_after_loading(self) -> None:
-        """Compute a from its stored logarithm."""
         self._a.exp_().neg_()

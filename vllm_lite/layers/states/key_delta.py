@@ -106,6 +106,5 @@ class KeyDeltaMixer(StateMixer):
         yield NamedSlot("", "dt_bias", sharded(self._dt_bias, self._features))
 
     def process_weights_after_loading(self) -> None:
-        """Compute a from its stored logarithm."""
         self._a = self._a.exp().neg_().flatten()
         self._dt_bias = self._dt_bias.view(self._shape[1:])

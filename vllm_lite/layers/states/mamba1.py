@@ -25,13 +25,12 @@ from vllm_lite.layers.norm import NormSpec, make_norm
 from vllm_lite.layers.state import (
     CausalConv,
     MixerParts,
-    StateMixer,
+    ProjectedMixer,
     StateSpec,
     sharded,
     state_places,
 )
 from vllm_lite.layers.weights import NamedSlot
-from vllm_lite.quantization.method import LinearKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ class PlainNorm(nn.Module):
         return self._norm(x, self._ones, self._eps, out=x)
 
 
-class Mamba1Mixer(StateMixer):
+class Mamba1Mixer(ProjectedMixer):
     """out(scan(conv(x)) * silu(z)), where one linear layer computes z and x."""
 
     def __init__(self, spec: Mamba1Spec, parts: MixerParts) -> None:
@@ -98,10 +97,6 @@ class Mamba1Mixer(StateMixer):
         self._a = torch.empty(0)
         self._d = torch.empty(channels.size, dtype=torch.float32)
         self._act, self._ops = activation_name(spec.act), ops()
-
-    @property
-    def first(self) -> LinearKernel:
-        return self.in_proj.kernel
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         places, conv = state_places(), self.conv1d

@@ -20,13 +20,12 @@ from vllm_lite.layers.state import (
     CausalConv,
     GatedNorm,
     MixerParts,
-    StateMixer,
+    ProjectedMixer,
     StateSpec,
     sharded,
     state_places,
 )
 from vllm_lite.layers.weights import NamedSlot
-from vllm_lite.quantization.method import LinearKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Mamba2Spec(StateSpec):
         return Mamba2Mixer(self, parts)
 
 
-class Mamba2Mixer(StateMixer):
+class Mamba2Mixer(ProjectedMixer):
     """out(norm(scan(conv(x)) * act(z))), where one linear layer computes z, x, b, c and dt."""
 
     def __init__(self, spec: Mamba2Spec, parts: MixerParts) -> None:
@@ -86,10 +85,6 @@ class Mamba2Mixer(StateMixer):
         self._vector_shape = -1, groups.size, spec.state_size
         self._spec, self._act = spec, activation_name(spec.act)
         self._ops = ops()
-
-    @property
-    def first(self) -> LinearKernel:
-        return self.in_proj.kernel
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         places, spec, conv = state_places(), self._spec, self.conv1d
@@ -123,5 +118,4 @@ class Mamba2Mixer(StateMixer):
             yield NamedSlot("", name, sharded(numbers, self._heads))
 
     def process_weights_after_loading(self) -> None:
-        """Compute a from its stored logarithm."""
         self._a.exp_().neg_()

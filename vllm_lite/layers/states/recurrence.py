@@ -20,13 +20,12 @@ from vllm_lite.layers.linear import MergedColumnParallelLinear, RowParallelLinea
 from vllm_lite.layers.state import (
     CausalConv,
     MixerParts,
-    StateMixer,
+    ProjectedMixer,
     StateSpec,
     sharded,
     state_places,
 )
 from vllm_lite.layers.weights import NamedSlot
-from vllm_lite.quantization.method import LinearKernel
 
 # Of the logarithm of what is kept of a state.
 _SHARPNESS = -8.0
@@ -45,7 +44,7 @@ class RecurrenceSpec(StateSpec):
         return RecurrenceMixer(self, parts)
 
 
-class RecurrenceMixer(StateMixer):
+class RecurrenceMixer(ProjectedMixer):
     """out(recurrence(conv(x)) * act(z)), where one linear layer computes z and x."""
 
     # Of each head: the gates of inputs and of decays.
@@ -68,10 +67,6 @@ class RecurrenceMixer(StateMixer):
         self._gates = torch.empty(2, heads.size, size, size, dtype=parts.dtype)
         self._halves, self._shape = [channels.size] * 2, (-1, heads.size, size)
         self._act, self._ops = activation_name(spec.act), ops()
-
-    @property
-    def first(self) -> LinearKernel:
-        return self.in_proj.kernel
 
     def forward(self, positions: Tensor, projected: Tensor) -> Tensor:
         places, conv = state_places(), self.conv1d

@@ -10,8 +10,8 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.activation import activation_name
 from vllm_lite.layers.norm import NormSpec
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, renamed
-from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec, tied
-from vllm_lite.models.heads import Dense, HeadNorm, HeadSpec, classifier
+from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec
+from vllm_lite.models.heads import Dense, HeadNorm, HeadSpec, classifier, tied
 from vllm_lite.models.spec import DecoderSpec, size
 
 LAYER = {
@@ -52,14 +52,19 @@ class BertModel(EncoderModel):
         return [*unused, *encoder_rules(cls.roots, names, unused=UNUSED)]
 
 
+def pooled_classes(facts: ModelFacts, pooler: str) -> dict[str, HeadSpec]:
+    """Classes behind BERT's pooler, a layer of that name; those of tokens are without it."""
+    last = classifier(facts, "classifier")
+    between = Dense(name=pooler, size=facts.hidden_size)
+    return {"classify": (between, "tanh", last), "token_classify": (last,)}
+
+
 class BertForSequenceClassification(BertModel):
     """Classes of a prompt; of each token they are without the layer between."""
 
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
-        between = Dense(name="bert.pooler.dense", size=facts.hidden_size)
-        last = classifier(facts, "classifier")
-        return {"classify": (between, "tanh", last), "token_classify": (last,)}
+        return pooled_classes(facts, "bert.pooler.dense")
 
 
 class BertForTokenClassification(BertModel):
@@ -81,9 +86,9 @@ class BertForMaskedLM(BertModel):
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
-        decoder = "heads.cls.predictions.decoder"
+        decoder = Part("heads.cls.predictions.decoder")
         rules = tied(super().weight_rules(facts), "model.embed_tokens", decoder)
-        return [*rules, Rule("cls.predictions", (Part(decoder),), is_alternative=True)]
+        return [*rules, Rule("cls.predictions", (decoder,), is_alternative=True)]
 
 
 def head_of_words(

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.layers.norm import NormSpec
-from vllm_lite.loader.weight_rules import AnyRule, Rule
-from vllm_lite.models.encoders.bert import EMBEDDING, head_of_words
-from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec, tied
-from vllm_lite.models.heads import Dense, HeadSpec, classifier
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule
+from vllm_lite.models.encoders.bert import EMBEDDING, BertForTokenClassification, head_of_words
+from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec
+from vllm_lite.models.heads import Dense, HeadSpec, classifier, tied
 from vllm_lite.models.spec import DecoderSpec
 
 _LAYER = {
@@ -54,12 +54,8 @@ class DistilBertForSequenceClassification(DistilBertModel):
         return {"classify": head, "token_classify": head}
 
 
-class DistilBertForTokenClassification(DistilBertModel):
+class DistilBertForTokenClassification(DistilBertModel, BertForTokenClassification):
     """Classes of each token."""
-
-    @classmethod
-    def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
-        return {"token_classify": (classifier(facts, "classifier"),)}
 
 
 class DistilBertForMaskedLM(DistilBertModel):
@@ -76,4 +72,4 @@ class DistilBertForMaskedLM(DistilBertModel):
         own = [
             rule for rule in rules if not (isinstance(rule, Rule) and rule.source in _OF_TRAINING)
         ]
-        return tied(own, "model.embed_tokens", "heads.vocab_projector")
+        return tied(own, "model.embed_tokens", Part("heads.vocab_projector"))

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.core.kv_spec import KVCacheSpec
-from vllm_lite.distributed.groups import Shard
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.embedding import EncoderEmbedding
-from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.layers.state import StateCache
-from vllm_lite.loader.weight_rules import Alias, AnyRule, Part, Rule, renamed
+from vllm_lite.loader.weight_rules import Alias, AnyRule, Rule, renamed
 from vllm_lite.models.decoder import Decoder
 from vllm_lite.models.heads import Heads, HeadSpec
 from vllm_lite.models.options import BuildOptions
@@ -36,12 +34,8 @@ class Encoder(Decoder):
         self.embeddings = EncoderEmbedding(tables, width, spec.norm, options.dtype)
         self.embed_project = None
         if width != spec.hidden_size:
-            self.embed_project = ParallelLinear(
-                options.at("embed_project").linear_method,
-                Shard.whole(width),
-                {"": Shard.whole(spec.hidden_size)},
-                bias=True,
-            )
+            at = options.at("embed_project")
+            self.embed_project = at.whole_linear(width, spec.hidden_size, bias=True)
 
     def enter(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] of word + type * number of words, and [T] -> the first layer's input [T, N]."""
@@ -61,7 +55,6 @@ class EncoderModel(nn.Module):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        """The spec of a checkpoint of this family."""
         return encoder_spec(facts)
 
     @classmethod
@@ -71,7 +64,6 @@ class EncoderModel(nn.Module):
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
-        """Rules for the layers of this family's checkpoints."""
         return ()
 
     @torch.inference_mode()
@@ -128,13 +120,3 @@ def _old_names(norm: str) -> Iterator[Alias]:
     if norm.endswith("LayerNorm"):
         yield Alias(f"{norm}.gamma", f"{norm}.weight")
         yield Alias(f"{norm}.beta", f"{norm}.bias")
-
-
-def tied(rules: Iterable[AnyRule], layer: str, to: str) -> list[AnyRule]:
-    """`rules`, in which what fills `layer` of the model also fills `to`."""
-    return [
-        replace(rule, parts=(*rule.parts, Part(to)))
-        if isinstance(rule, Rule) and any(part.target == layer for part in rule.parts)
-        else rule
-        for rule in rules
-    ]

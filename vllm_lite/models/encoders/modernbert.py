@@ -12,13 +12,14 @@ from vllm_lite.loader.weight_rules import AnyRule, Rule, fused
 from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules
 from vllm_lite.models.heads import Dense, HeadNorm, HeadSpec, classifier
 from vllm_lite.models.spec import (
-    AttentionSpec,
     DecoderSpec,
     LayerSpec,
-    MLPSpec,
+    attention_spec,
+    mlp_spec,
     positive,
     rotary_settings,
     size,
+    spec_of,
 )
 
 _NAMES = {
@@ -41,18 +42,12 @@ class ModernBertModel(EncoderModel):
         hf = facts.hf_config
         bias = bool(hf["attention_bias"])
         norm = NormSpec(kind="layer", eps=positive(facts, "norm_eps", 1e-5), bias=hf["norm_bias"])
-        ffn = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=hf["hidden_act"],
-            bias=bool(hf["mlp_bias"]),
-        )
+        ffn = mlp_spec(facts, bias=bool(hf["mlp_bias"]))
         layers = []
         for i, window in enumerate(facts.layer_windows):
-            mixer = AttentionSpec(
-                num_heads=facts.num_heads,
+            mixer = attention_spec(
+                facts,
                 num_kv_heads=facts.num_heads,
-                head_size=facts.head_size,
-                scale=facts.head_size**-0.5,
                 rotary=rotary_settings(facts, _KINDS[facts.local_layers[i]]),
                 # A token sees as many on each side.
                 window=None if window is None else window - 1,
@@ -62,13 +57,7 @@ class ModernBertModel(EncoderModel):
             )
             # The embedding's norm is also the first layer's.
             layers.append(LayerSpec(mixer=mixer, ffn=ffn, norms="before" if i else "before ffn"))
-        return DecoderSpec(
-            vocab_size=facts.vocab_size,
-            hidden_size=facts.hidden_size,
-            norm=norm,
-            layers=tuple(layers),
-            tie_word_embeddings=True,
-        )
+        return spec_of(facts, norm, layers)
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:

@@ -59,7 +59,6 @@ class DistanceTerms(nn.Module):
         yield NamedSlot("", "weight", slot)
 
     def process_weights_after_loading(self) -> None:
-        """Lay the numbers out by distance."""
         distances = torch.arange(-self._middle, self._middle + 1, device=self._table.device)
         self.numbers.copy_(self._table[distance_buckets(distances)].T)
 

@@ -10,10 +10,10 @@ from vllm_lite.config.facts import ModelFacts
 from vllm_lite.errors import CheckpointError
 from vllm_lite.layers.score_terms import alibi_slopes
 from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, fused
-from vllm_lite.models.encoders.bert import EMBEDDING, LAYER, BertModel
+from vllm_lite.models.encoders.bert import EMBEDDING, LAYER, BertModel, pooled_classes
 from vllm_lite.models.encoders.encoder import EncoderModel, encoder_rules, encoder_spec
-from vllm_lite.models.heads import Dense, HeadSpec, classifier
-from vllm_lite.models.spec import DecoderSpec, MLPSpec, rotary_settings, size, with_layers
+from vllm_lite.models.heads import HeadSpec
+from vllm_lite.models.spec import DecoderSpec, MLPSpec, mlp_spec, rotary_settings, size, with_layers
 
 _WORDS = {old: new for old, new in EMBEDDING.items() if "position" not in old}
 # As transformers names them since its fifth version, for both families.
@@ -99,13 +99,8 @@ class NomicBertModel(RotatedModel):
             known = ", ".join(_ACTIVATIONS)
             raise CheckpointError(f"activation_function is {named!r}; known are {known}")
         act, is_gated = _ACTIVATIONS.get(named, (hf["hidden_act"], True))
-        ffn = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=act,
-            is_gated=is_gated,
-            bias=bool(hf.get("mlp_fc1_bias")),
-            down_bias=bool(hf.get("mlp_fc2_bias")),
-        )
+        bias, down_bias = (bool(hf.get(f"mlp_fc{i}_bias")) for i in (1, 2))
+        ffn = mlp_spec(facts, act=act, is_gated=is_gated, bias=bias, down_bias=down_bias)
         return rotated(facts, ffn, bias=bool(hf.get("qkv_proj_bias")))
 
 
@@ -119,12 +114,7 @@ class GteModel(RotatedModel):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        ffn = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=facts.hf_config["hidden_act"],
-            down_bias=True,
-        )
-        return rotated(facts, ffn, bias=True)
+        return rotated(facts, mlp_spec(facts, down_bias=True), bias=True)
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
@@ -139,9 +129,7 @@ class GteForSequenceClassification(GteModel):
 
     @classmethod
     def heads_of(cls, facts: ModelFacts) -> Mapping[str, HeadSpec]:
-        between = Dense(name="new.pooler.dense", size=facts.hidden_size)
-        last = classifier(facts, "classifier")
-        return {"classify": (between, "tanh", last), "token_classify": (last,)}
+        return pooled_classes(facts, "new.pooler.dense")
 
     @classmethod
     def weight_rules(cls, facts: ModelFacts) -> Sequence[AnyRule]:
@@ -161,13 +149,8 @@ class JinaBertModel(BertModel):
 
     @staticmethod
     def spec(facts: ModelFacts) -> DecoderSpec:
-        ffn = MLPSpec(
-            intermediate_size=size(facts, "intermediate_size"),
-            act=facts.hf_config["hidden_act"],
-            down_bias=True,
-        )
         mixer = {"alibi_slopes": alibi_slopes(facts.num_heads)}
-        spec = with_layers(encoder_spec(facts), mixer, ffn=ffn)
+        spec = with_layers(encoder_spec(facts), mixer, ffn=mlp_spec(facts, down_bias=True))
         return replace(spec, num_learned_positions=0)
 
     @classmethod

@@ -25,7 +25,13 @@ from vllm_lite.layers.state import StateCache
 from vllm_lite.loader.weight_rules import Rule
 from vllm_lite.models.heads import Heads, HeadSpec
 from vllm_lite.models.options import BuildOptions
-from vllm_lite.models.transformers_attention import TRIAL, AttendingLayer, Trial, attend
+from vllm_lite.models.transformers_attention import (
+    TRIAL,
+    AttendingLayer,
+    Trial,
+    attend,
+    use_attention,
+)
 from vllm_lite.models.transformers_layers import make_parameters, replace_layers
 from vllm_lite.models.transformers_model import arguments, build, refusal
 
@@ -118,18 +124,13 @@ class TransformersEncoder(nn.Module):
             except Exception as error:
                 raise CheckpointError(f"its module fails: {error}") from error
 
-        self._set_attention(TRIAL)
+        use_attention(self, self._config, TRIAL)
         try:
             _EncoderTrial(self._options.max_model_len).run(run, self._device)
         except CheckpointError as error:
             raise refusal(self._facts, str(error)) from None
-        self._set_attention(PACKED)
+        use_attention(self, self._config, PACKED)
         self._is_tried = True
-
-    def _set_attention(self, name: str) -> None:
-        configs = {id(m.config): m.config for m in self.modules() if hasattr(m, "config")}
-        for config in (self._config, *configs.values()):
-            config._attn_implementation = name
 
 
 class _Given(nn.Module):

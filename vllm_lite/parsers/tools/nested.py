@@ -33,7 +33,6 @@ class _Element:
     text: list[str] = field(default_factory=list)
 
     def add(self, name: str, value: str) -> None:
-        """One more child."""
         self.members.setdefault("" if self.is_array else name, []).append(value)
 
     def settle(self) -> None:

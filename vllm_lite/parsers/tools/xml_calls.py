@@ -271,7 +271,6 @@ def _said_types(said: str) -> frozenset[str]:
 
 
 def _name(source: Source, ends: tuple[str, ...]) -> Reading[tuple[str, str]]:
-    """A name and the marker after it."""
     name, end = yield from source.short(ends)
     if "<" in name:
         raise Malformed
