@@ -237,6 +237,7 @@ NB_MODULE(_cpu, m) {
   m.def("packed_quantized_bytes", packed_quantized_bytes);
   define<Pack<PackQuantized, pack_quantized>>(m, "pack_quantized");
   define<Pack<PackGrouped, pack_grouped>>(m, "pack_grouped");
+  define<Pack<UnpackWords, unpack_words>>(m, "unpack_words");
   m.def(
       "dequantize",
       [](Address blocks, Address out, int ggml_type, int dtype, int64_t size) {

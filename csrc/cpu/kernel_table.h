@@ -624,6 +624,7 @@ struct RowRounding {
   // Codes of int8 and one group from a row's least value to its greatest, or by `scale` and `zero`.
   bool is_shifted;
   const float* zero;  // null, or [1]: the code of zero
+  bool is_power;  // groups' scales are powers of two, the next above; 8-bit floats alone
 };
 
 // Makes such rows, with inputs in the weight's order.

@@ -120,6 +120,23 @@ int64_t panels_of_range(int64_t num_rows, int64_t num_inputs);
 
 void quantized_lookup(const QuantizedLookup& p, int64_t num_ids);
 
+// Codes [M, N] of a byte each, of words that hold them side by side, lowest bits first. With
+// `are_outputs` a word has those of eight outputs, in AWQ's order, and output_stride is 1.
+struct UnpackWords {
+  const uint32_t* words;
+  int64_t output_stride;  // in words, of outputs or of eight
+  int64_t input_stride;   // of words with following inputs
+  int64_t bits;
+  bool are_outputs;
+  uint8_t* codes;
+  int64_t codes_stride;
+  int64_t num_outputs;  // M
+  int64_t num_inputs;   // N
+};
+
+// Throws std::invalid_argument for bits other than 2, 3, 4 and 8.
+void unpack_words(const UnpackWords& p);
+
 // The planes of a weight's codes (kernels/grouped_weight.py) as panels.
 struct PackGrouped {
   const uint8_t* low;   // [C, M, 8 * low bits]

@@ -5,6 +5,7 @@
 
 #include "cpu/ops.h"
 #include "cpu/thread_pool.h"
+#include "cpu/turned_bytes.h"
 
 namespace vllm_lite {
 
@@ -81,29 +82,11 @@ uint8_t* write_lines(const Codes& codes, uint8_t* to) {
   return to;
 }
 
-typedef uint8_t Bytes __attribute__((vector_size(kHalf)));
-// Bytes of two vectors alternately: of their lower halves, and of their upper ones.
-Bytes lower(Bytes a, Bytes b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-Bytes upper(Bytes a, Bytes b) {
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
 // Of each input of a unit, the codes of half a panel.
-void turn(const uint8_t (*rows)[kUnit], Bytes (&inputs)[kUnit]) {
+void turn_unit(const uint8_t (*rows)[kUnit], Bytes (&inputs)[kUnit]) {
   for (int first = 0; first < kUnit; first += kHalf) {
-    Bytes* turned = inputs + first;
-    for (int i = 0; i < kHalf; ++i) memcpy(&turned[i], rows[i] + first, sizeof(Bytes));
-    // Each pass moves a bit of a byte's column to its row.
-    for (int pass = 0; pass < 4; ++pass) {
-      Bytes from[kHalf];
-      memcpy(from, turned, sizeof from);
-      for (int i = 0; i < kHalf / 2; ++i) {
-        turned[2 * i] = lower(from[i], from[i + kHalf / 2]);
-        turned[2 * i + 1] = upper(from[i], from[i + kHalf / 2]);
-      }
-    }
+    for (int i = 0; i < kHalf; ++i) memcpy(&inputs[first + i], rows[i] + first, sizeof(Bytes));
+    turn(inputs + first);
   }
 }
 
@@ -157,7 +140,7 @@ void pack_panel(const PackGrouped& p, int64_t panel) {
     if constexpr (kBits == 3 || kBits == 8) {
       for (int half = 0; half < 2; ++half) {
         Bytes inputs[kUnit];
-        turn(codes.of + half * kHalf, inputs);
+        turn_unit(codes.of + half * kHalf, inputs);
         uint8_t* lines = to + half * kHalf * kUnit * kBits / 8;
         if constexpr (kBits == 3) write_threes(inputs, lines);
         if constexpr (kBits == 8) write_bytes(inputs, p.kind, lines);

@@ -376,6 +376,9 @@ struct BookCodes {
 static inline bool has_books(const GroupedWeight& w) {
   return w.code_kind >= CodeKind::kBook;
 }
+static inline bool has_half_books(const GroupedWeight& w) {
+  return w.code_kind == CodeKind::kBook || w.code_kind == CodeKind::kTwoBooks;
+}
 
 // Calls function(codes) with the reader of the weight's codes.
 template <class Function>

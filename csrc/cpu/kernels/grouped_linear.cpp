@@ -388,7 +388,7 @@ void code_row(const WidenRows& p, const T* x, float* codes, float* scales) {
     for (int64_t first = 0, segment = 0; first < w.num_inputs; first += p.rounding.group_size) {
       const int64_t size = min_of(p.rounding.group_size, w.num_inputs - first);
       const float scale =
-          code_group(x + first, size, p.rounding.scale, number, limit, codes + first);
+          code_group(x + first, size, p.rounding, number, limit, codes + first);
       for (; segment < w.num_inputs && segment < first + size; segment = segment_end(w, segment)) {
         *scales++ = scale;
       }
@@ -484,7 +484,7 @@ void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_p
   alignas(64) float results[kGroupedRows * kPanel];
 #if VLLM_LITE_HAS_GROUPED_PAIRS
   // On tiles few rows are multiplied by floats, to which books' numbers are not rounded.
-  if (p.are_brief && !(VLLM_LITE_HAS_TILES && has_books(*p.weight))) {
+  if (p.are_brief && !(VLLM_LITE_HAS_TILES ? has_books(*p.weight) : has_half_books(*p.weight))) {
     multiply_by_pairs(p, begin_panel, end_panel, results);
     return;
   }

@@ -1,7 +1,7 @@
 // Numbers of a grouped weight as bfloat16, those of two inputs side by side, for bfloat16 rows.
 //
-// That is exact but for tables and books of other numbers, which are rounded. Rows of x have the same
-// pairs.
+// That is exact but for tables of other numbers and sums of books' vectors, which are rounded. Rows of
+// x have the same pairs.
 #pragma once
 
 #include "cpu/kernels/amx/tiles.h"
@@ -266,30 +266,7 @@ struct PairCodes<Float8Codes<true>> {
 };
 
 #if defined(__AVX512BF16__)
-// Numbers of books, rounded as they are made: lower halves of words first, then upper ones.
-template <bool kAreTwo>
-struct PairCodes<BookCodes<kAreTwo, false>> {
-  using Codes = BookCodes<kAreTwo, false>;
-  static constexpr float kFactor = Codes::kFactor;
-  const Codes& codes;
-
-  explicit PairCodes(const Codes& of) : codes(of) {}
-
-  struct Reader {
-    typename Codes::Reader reader;
-    __attribute__((always_inline)) BitsVec operator[](int k) const {
-      typedef uint16_t Words __attribute__((vector_size(64)));
-      constexpr Words kOrder = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-      const Vec first = reader[2 * k], second = reader[2 * k + 1];
-      const __m512i both = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
-      return bit_cast<BitsVec>(_mm512_permutexvar_epi16(bit_cast<__m512i>(kOrder), both));
-    }
-  };
-  Reader reader(const uint8_t* unit, int v) const { return {codes.reader(unit, v)}; }
-};
-
-// Those of brief books: of four vectors, or sums, to a register the words are turned.
+// Numbers of brief books: of four vectors, or sums, to a register the words are turned.
 template <bool kAreTwo>
 struct PairCodes<BookCodes<kAreTwo, true>> {
   static constexpr float kFactor = 1.0f;

@@ -30,27 +30,34 @@ static inline float largest_magnitude(const T* x, int64_t size) {
   return bit_cast<float>(bits);
 }
 
-// Writes the codes of a group, as floats, and returns their scale: that given, unless it is null.
+// The least power of two that is not below a normal number.
+static inline float power_above(float number) {
+  return bit_cast<float>((bit_cast<int32_t>(number) + 0x7fffff) & 0x7f800000);
+}
+
+// Writes the codes of a group, as floats, and returns their scale.
 template <class T, class Number>
-static inline float code_group(const T* x, int64_t size, const float* given, Number, float limit,
+static inline float code_group(const T* x, int64_t size, const RowRounding& by, Number, float limit,
                                float* codes) {
   const Number* const type = nullptr;
   const auto rounded = [&](Vec v) { return decode(encode(v, type), type); };
-  if (given != nullptr) {
-    const Vec scale = broadcast(*given), most = broadcast(limit), least = broadcast(-limit);
+  if (by.scale != nullptr) {
+    const Vec scale = broadcast(*by.scale), most = broadcast(limit), least = broadcast(-limit);
     for_each_vector(size, [&](int64_t i, int64_t count) {
       const Vec v = max_lanes(min_lanes(load_upto(x + i, count) / scale, most), least);
       store_upto(codes + i, rounded(v), count);
     });
-    return *given;
+    return *by.scale;
   }
   const float largest = largest_magnitude(x, size);
   const bool is_usable = largest > kSmallest && largest < INFINITY;
-  const Vec factor = broadcast(limit / largest);
+  float scale = largest / limit;
+  if (by.is_power && is_usable) scale = power_above(scale);
+  const Vec factor = broadcast(by.is_power ? 1.0f / scale : limit / largest);
   for_each_vector(size, [&](int64_t i, int64_t count) {
     store_upto(codes + i, is_usable ? rounded(load_upto(x + i, count) * factor) : Vec{}, count);
   });
-  return largest / limit;
+  return scale;
 }
 
 // The least and the greatest of numbers and zero. The bits of numbers, with those of negative ones
