@@ -4,11 +4,12 @@
     python benchmarks/time_kernels.py --only linear,attention --shape 1.1b --match "x 960"
     VLLM_LITE_CPU_ISA=avx2 python benchmarks/time_kernels.py
 
-The column `torch` is how many times longer torch (oneDNN) takes for the same, where that is asked.
-The limits are measured before and after. With `--rounds` every case is timed so often, one round
-after the other, and the median round counts. A share of 100 % means that nothing is left to gain
-without moving fewer bytes or computing less; it is higher where the data lie in a cache. Run it
-on a quiet machine.
+The column `scattered` is the share of reading pieces of 2 KiB that lie anywhere, as decode
+attention does; `torch` is how many times longer torch (oneDNN) takes for the same, where that is
+asked. The limits are measured before and after. With `--rounds` every case is timed so often, one
+round after the other, and the median round counts. A share of 100 % means that nothing is left to
+gain without moving fewer bytes or computing less; it is higher where the data lie in a cache. Run
+it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from vllm_lite.platform import num_compute_threads
 
 FAMILIES = ("linear", "head", "quantized", "attention", "rows", "sampling")
 HEAD = (
-    f"{'kernel':<26} {'size':<32} {'us':>9} {'GB/s':>8} {'GFLOP/s':>8} {'of limit':>9} {'torch':>6}"
+    f"{'kernel':<26} {'size':<32} {'us':>9} {'GB/s':>8} {'GFLOP/s':>8} {'of limit':>9} "
+    f"{'scattered':>9} {'torch':>6}"
 )
 
 
@@ -44,8 +46,11 @@ def text(timing: Timing, limits: Limits | None) -> str:
     """One line of the table."""
     case = timing.case
     share = "-" if limits is None else f"{timing.share(limits):.0%}"
+    reached = limits and timing.share_of_scattered(limits)
+    scattered = f"{reached:.0%}" if reached else "-"
     rates = f"{timing.gb_s:8.1f} {timing.gflop_s:8.0f}"
     line = f"{case.kernel:<26} {case.size:<32} {timing.seconds * 1e6:9.1f} {rates} {share:>9}"
+    line += f" {scattered:>9}"
     if timing.rival_seconds is None:
         return line
     return f"{line} {timing.rival_seconds / timing.seconds:4.2f} x"
@@ -62,6 +67,7 @@ def record(rounds: Sequence[Timing], limits: Limits | None) -> dict[str, Any]:
         "gb_s": round(timing.gb_s, 2),
         "gflop_s": round(timing.gflop_s, 1),
         "share_of_limit": limits and round(timing.share(limits), 4),
+        "share_of_scattered": limits and timing.share_of_scattered(limits),
         "torch_microseconds": timing.rival_seconds and round(timing.rival_seconds * 1e6, 2),
     }
 
@@ -74,7 +80,8 @@ def describe(limits: Limits | None) -> str:
     if limits is None:
         return "limits unknown: measuring them needs a C++ compiler"
     return (
-        f"limits: reads {limits.read_gb_s:.1f} GB/s; float32 {limits.float32_gflop_s:.0f}, "
+        f"limits: reads {limits.read_gb_s:.1f} GB/s, scattered pieces {limits.scattered_gb_s:.1f}; "
+        f"float32 {limits.float32_gflop_s:.0f}, "
         f"bfloat16 {limits.bfloat16_gflop_s:.0f} GFLOP/s, int8 {limits.int8_gop_s:.0f} GOP/s"
     )
 

@@ -47,9 +47,10 @@ def _case(
         table = torch.randperm(num_blocks).to(torch.int32).view(num_requests, per_request)
         starts = torch.arange(num_requests + 1, dtype=torch.int32) * num_new
         lengths = torch.full((num_requests,), context, dtype=torch.int32)
-        cache_shape = (num_blocks, shape.num_kv_heads, BLOCK, shape.head_size)
+        # As in an engine's, each head's values follow its keys.
+        cache_shape = (num_blocks, shape.num_kv_heads, 2 * BLOCK, shape.head_size)
         caches = [
-            (_in_huge_pages(cache_shape, dtype), _in_huge_pages(cache_shape, dtype))
+            _in_huge_pages(cache_shape, dtype).chunk(2, 2)
             for _ in range(min(copies(cache_bytes), 256))
         ]
         scale = shape.head_size**-0.5
@@ -65,4 +66,5 @@ def _case(
     number = "bfloat16" if dtype is torch.bfloat16 else "float32"
     moved = cache_bytes + 2 * num_requests * num_new * query_size * dtype.itemsize
     size = f"{num_requests} x {num_new} of {context} {number}"
-    return Case(name, size, make, moved, 4.0 * seen * query_size, number)
+    operations = 4.0 * seen * query_size
+    return Case(name, size, make, moved, operations, number, is_scattered=num_new == 1)

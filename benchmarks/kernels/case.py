@@ -47,6 +47,8 @@ class Case:
     num_bytes: float
     num_operations: float
     arithmetic: Arithmetic
+    # Whether the bytes lie anywhere, as blocks of a cache do.
+    is_scattered: bool = False
     # Run before each call, outside the clock.
     reset: Callable[[], object] | None = None
     # The same by torch, as fast as it can.
@@ -75,6 +77,12 @@ class Timing:
         """Share of the binding limit; above 1 if the data are cached."""
         case = self.case
         return limits.seconds(case.num_bytes, case.num_operations, case.arithmetic) / self.seconds
+
+    def share_of_scattered(self, limits: Limits) -> float | None:
+        """Share of the limit of reading scattered pieces, for a case that does."""
+        if not (self.case.is_scattered and limits.scattered_gb_s):
+            return None
+        return self.gb_s / limits.scattered_gb_s
 
 
 def measure(case: Case, seconds: float) -> Timing:

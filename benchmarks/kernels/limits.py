@@ -30,6 +30,8 @@ class Limits:
     float32_gflop_s: float
     bfloat16_gflop_s: float
     int8_gop_s: float
+    # Read in pieces of 2 KiB that lie anywhere, as blocks of a cache do.
+    scattered_gb_s: float = 0.0
 
     def seconds(self, num_bytes: float, operations: float, arithmetic: Arithmetic) -> float:
         """The longer of moving the bytes and doing the operations.

@@ -354,8 +354,9 @@ struct RowsToCache {
   int64_t token_stride;
   int64_t head_stride;
   int64_t size;  // D
-  void* cache;   // [B, K, S, row]; a head's rows follow those of the last
+  void* cache;   // [B, K, S, row]
   int64_t block_stride;
+  int64_t cached_head_stride;
   int64_t row_stride;
 };
 

@@ -204,6 +204,15 @@ def test_chunking_never_changes_a_bit(
         _check_chunks(replace(case, sliding_window=window, is_chunked=is_chunked))
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(6, 1), (7, 1), (8, 1), (9, 1)])
+def test_chunking_never_changes_a_bit_of_many_heads(
+    dtype: torch.dtype, heads: tuple[int, int]
+) -> None:
+    _check_chunks(batch([(1300, 1300)], heads=heads, dtype=dtype))
+
+
 def _check_chunks(whole: Batch) -> None:
     expected = whole.attend()
     cuts = [0, 1, 2, 65, 512, 700, 1024, *range(1290, 1301)]

@@ -48,6 +48,18 @@ def test_the_binding_limit_is_the_floor(case: Any) -> None:
     assert floor(0, 1e11, "bfloat16") == pytest.approx(1.0)
 
 
+def test_scattered_bytes_have_a_limit_of_their_own(case: Any) -> None:
+    limits = importlib.import_module("kernels.limits").Limits(10.0, 1.0, 1.0, 1.0, 8.0)
+
+    def share(is_scattered: bool) -> float | None:
+        made = case.Case("", "", list, 4e9, 0.0, "float32", is_scattered)
+        found: float | None = case.Timing(made, 1.0).share_of_scattered(limits)
+        return found
+
+    assert share(True) == pytest.approx(0.5)
+    assert share(False) is None
+
+
 def test_the_best_of_several_measurements_is_the_limit(case: Any) -> None:
     limits = importlib.import_module("kernels.limits")
     low, high = limits.Limits(1.0, 9.0, 0.0, 3.0), limits.Limits(2.0, 8.0, 0.0, 4.0)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu.mapped_memory import map_zeros
 from vllm_lite.layers.attention import LayerCache
 from vllm_lite.layers.state import StateCache
@@ -67,14 +68,19 @@ def _zeros(plan: KVCachePlan, num_bytes: int, device: torch.device) -> Tensor:
 
 
 def _views(plan: KVCachePlan, pages: Tensor, layer: int, start: int) -> tuple[Tensor, Tensor]:
-    """Keys and values, [B, K, S, row] each, that begin at byte `start` of each page."""
+    """Keys and values, [B, K, S, row] each, that begin at byte `start` of each page.
+
+    For a CPU's kernels each head's values follow its keys: memory gives longer pieces faster. Other
+    kernels expect all heads' keys before all values.
+    """
     spec = plan.spec.layers[layer]
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    rows = spec.num_kv_heads * plan.block_size
+    num_parts = spec.num_kv_heads if dispatch.is_compiled() else 1
+    rows = spec.num_kv_heads // num_parts * plan.block_size
     size = plan.block_size * spec.bytes_per_token
-    parts = pages[:, start : start + size].view(dtype)
+    parts = pages[:, start : start + size].view(dtype).view(plan.num_blocks, num_parts, -1)
     keys, values = (
         part.view(plan.num_blocks, spec.num_kv_heads, plan.block_size, -1)
-        for part in parts.split_with_sizes([rows * width for width in spec.row_sizes], 1)
+        for part in parts.split_with_sizes([rows * width for width in spec.row_sizes], 2)
     )
     return keys, values if spec.latent_size is None else keys[..., : spec.latent_size]

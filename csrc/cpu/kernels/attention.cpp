@@ -17,6 +17,11 @@ constexpr int kMaxVectors = 4;
 #else
 constexpr int kMaxVectors = 2;
 #endif
+// More rows than kMaxRows, by half as many vectors: the query heads of a single token, which use
+// keys and values as they are stored.
+constexpr int kMaxStoredRows = 8;
+template <int R>
+constexpr int kVectors = R > kMaxRows ? kMaxVectors / 2 : kMaxVectors;
 
 // ---- arithmetic
 
@@ -48,13 +53,52 @@ template <class Dot, int R>
 inline void score_rows(const typename Dot::Element* query, int64_t row_size,
                        const typename Dot::Element* keys, int64_t num_keys, int64_t steps,
                        RowsAhead& ahead, float* scores) {
-  for (int64_t key = 0; key < num_keys; key += kMaxVectors * kLanes) {
-    const int64_t vectors = min_of<int64_t>(kMaxVectors, ceil_divide(num_keys - key, kLanes));
-    with_constant<kMaxVectors>(vectors, [&](auto v) {
+  for (int64_t key = 0; key < num_keys; key += kVectors<R> * kLanes) {
+    const int64_t vectors = min_of<int64_t>(kVectors<R>, ceil_divide(num_keys - key, kLanes));
+    with_constant<kVectors<R>>(vectors, [&](auto v) {
       score_keys<Dot, R, decltype(v)::value>(query, row_size, keys + key, steps, ahead,
                                              scores + key);
     });
   }
+}
+
+// Whether keys may be used as they are stored: a cache's words are elements of a product, pairs of
+// bfloat16. In float32, and by vectors of fewer than 16, it takes longer than packing them.
+template <class Dot, class Cache>
+constexpr bool kHoldsElements =
+    kLanes == 16 && sizeof(Cache) == 2 && Dot::kKeysPerStep == 2 && !Dot::kIsOnTiles;
+
+// The same of keys in the cache, which are transposed on their way into registers, a vector of keys
+// after the other: packing them takes few rows longer, and reading them is spread more evenly.
+template <class Dot, int R, class Cache>
+inline void score_stored(const typename Dot::Element* query, int64_t row_size,
+                         const Cache* const* keys, const CachedRows& cache, int64_t num_keys,
+                         RowsAhead& next, float* scores) {
+  RowsAhead ahead = next;
+  FoursOfRows rows;
+  rows.stride = cache.row_stride * sizeof(Cache);
+  for (int64_t first = 0; first < num_keys; first += kLanes) {
+    for (int i = 0; i < kLanes; i += 4) {
+      // A four may reach beyond the last key, but not beyond its block of the cache.
+      rows.fours[i / 4] =
+          reinterpret_cast<const char*>(keys[min_of(first + i, (num_keys - 1) / 4 * 4)]);
+    }
+    Vec sums[R] = {};
+    for (int64_t step = 0; step < Dot::steps(cache.size); step += 4) {
+      BitsVec words[4];
+      load_words(rows, 4 * step, words);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        for (int r = 0; r < R; ++r) {
+          sums[r] = Dot::step(sums[r], Dot::spread(query[r * row_size + step + i]),
+                              bit_cast<Vec>(words[i]));
+        }
+      }
+      ahead.ask(3);
+    }
+    for (int r = 0; r < R; ++r) store(scores + r * kKeys + first, sums[r]);
+  }
+  next = ahead;
 }
 
 template <class Dot, int R, int V, class Value>
@@ -99,8 +143,8 @@ inline void add_value_rows(const float* weights, const float* rescales,
                            float* sums, int64_t row_size) {
   const auto* elements = reinterpret_cast<const typename Dot::Element*>(weights);
   for (int64_t offset = 0; offset < row_size;) {
-    const int64_t vectors = min_of<int64_t>(kMaxVectors, (row_size - offset) / kLanes);
-    with_constant<kMaxVectors>(vectors, [&](auto v) {
+    const int64_t vectors = min_of<int64_t>(kVectors<R>, (row_size - offset) / kLanes);
+    with_constant<kVectors<R>>(vectors, [&](auto v) {
       add_values<Dot, R, decltype(v)::value>(elements, rescales, values, ahead, num_keys, offset,
                                              sums, row_size);
     });
@@ -157,9 +201,10 @@ template <class Element, class Value>
 struct PackedBlock {
   int64_t position;  // of the first key
   int64_t num_keys;
-  const Element* keys;
+  const Element* keys;              // or null: those of `stored_keys` are used
   const Value* const* values;
   const RowScales* scales;          // or null
+  const Value* const* stored_keys = nullptr;
 };
 
 // Finds the keys of a block visible to each of `count` rows from `first` on; false if all are.
@@ -224,16 +269,26 @@ template <class Dot, class Value>
                          rows.values + first * rows.value_size);
     return;
   }
-  const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, kMaxRows));
+  // Types that never come with stored keys need no code for so many rows.
+  constexpr int kMost = kHoldsElements<Dot, Value> ? kMaxStoredRows : kMaxRows;
+  const int64_t most = block.keys == nullptr ? kMost : kMaxRows;
+  const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, most));
   // Calls pass(Constant<rows>, first row, keys visible to any of the rows).
   const auto for_each_pass = [&](auto&& pass) {
     for (int64_t row = 0; row < count; row += rows_at_once) {
       const int64_t left = min_of(rows_at_once, count - row);
       const int64_t num_keys = seen != nullptr ? seen[row + left - 1].end : kKeys;
-      with_constant<kMaxRows>(left, [&](auto constant) { pass(constant, row, num_keys); });
+      with_constant<kMost>(left, [&](auto constant) { pass(constant, row, num_keys); });
     }
   };
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
+    if constexpr (kHoldsElements<Dot, Value>) {
+      if (block.keys == nullptr) {
+        return score_stored<Dot, decltype(constant)::value>(
+            rows.query + (first + row) * rows.query_size, rows.query_size, block.stored_keys,
+            p.keys, num_keys, ahead, scores + row * kKeys);
+      }
+    }
     score_rows<Dot, decltype(constant)::value>(rows.query + (first + row) * rows.query_size,
                                                rows.query_size, block.keys, num_keys,
                                                Dot::steps(p.keys.size), ahead,
@@ -279,9 +334,15 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   if constexpr (Dot::kIsOnTiles) clear_keys_beyond(p.keys.size, keys);
 
   const Positions seen(p, of), later(p, after);
+  // A single token's heads may use keys as they are stored, if blocks of a cache hold whole fours
+  // of them; an encoder's rows may end anywhere.
+  const bool is_few = kHoldsElements<Dot, Cache> && num_rows <= kMaxStoredRows &&
+                      p.block_size % 4 == 0 && p.num_ahead == 0 &&
+                      p.keys.size * sizeof(Cache) % 16 == 0;
   // Values are converted once for all rows, unless only one group uses them.
-  const bool pack = Dot::kIsOnTiles || value_size != p.values.size || sizeof(Cache) == 1 ||
-                    (sizeof(Cache) == 2 && num_rows > kMaxRows);
+  const bool convert = Dot::kIsOnTiles || value_size != p.values.size || sizeof(Cache) == 1 ||
+                       (sizeof(Cache) == 2 && num_rows > (is_few ? kMaxStoredRows : kMaxRows));
+  const bool pack = convert || !is_few;
   KeyBlock<Cache> blocks[2];
   const Element* packed_values[kKeys];
   RowScales scales;
@@ -297,8 +358,8 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     }
     RowsAhead ahead(p, next);
     if (p.has_row_scales) load_scales(p, block, scales);
-    pack_keys(p.keys, block, ahead, scratch.gathered, keys);
-    if (pack) {
+    if (pack) pack_keys(p.keys, block, ahead, scratch.gathered, keys);
+    if (convert) {
       pack_values<Dot>(block, ahead, p.values.size, value_size,
                        reinterpret_cast<Element*>(scratch.values), packed_values);
     }
@@ -309,9 +370,10 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     for (int64_t first = before * group; first < end * group; first += Dot::kGroupRows) {
       const int64_t count = min_of<int64_t>(Dot::kGroupRows, end * group - first);
       if constexpr (sizeof(Cache) > 1 && !Dot::kIsOnTiles) {
-        if (!pack) {
-          const PackedBlock<Element, Cache> stored = {key, block.count, keys, block.values(),
-                                                      nullptr};
+        if (!convert) {
+          const PackedBlock<Element, Cache> stored = {
+              key, block.count, pack ? keys : nullptr, block.values(), nullptr,
+              block.keys()};
           attend_rows<Dot>(p, tile, rows, first, count, stored, ahead, scratch.scores);
           continue;
         }

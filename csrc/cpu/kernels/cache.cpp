@@ -61,7 +61,7 @@ void write_rows(const CacheWrite& p, const RowsToCache& rows, int64_t begin, int
         write_row(from, rows.size, to);
       }
       from += rows.head_stride;
-      to += p.block_size * rows.row_stride;
+      to += rows.cached_head_stride;
     }
   }
 }

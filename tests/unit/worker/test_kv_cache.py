@@ -36,7 +36,7 @@ def test_shapes_are_as_planned_and_everything_is_zero(dtype: str) -> None:
     assert len(caches) == 3
     for tensor in (tensor for cache in caches for tensor in cache[:2]):
         assert tensor.shape == (5, 2, 16, 24) and tensor.dtype == getattr(torch, dtype)
-        assert tensor[0].is_contiguous() and tensor.data_ptr() % 64 == 0
+        assert tensor[0, 0].is_contiguous() and tensor.data_ptr() % 64 == 0
         assert not tensor.any()
 
 

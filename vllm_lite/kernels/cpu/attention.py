@@ -58,5 +58,4 @@ def paged_attention(
 
 
 def _cached_rows(cache: Tensor, size: int) -> tuple[Tensor, int, int, int, int]:
-    block, row = cache_strides("paged_attention", cache)
-    return cache, block, cache.shape[2] * row, row, size
+    return cache, *cache_strides("paged_attention", cache), size

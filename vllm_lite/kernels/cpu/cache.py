@@ -54,11 +54,9 @@ def check_caches(
         raise refuse(operation, f"query, key and caches do not fit together: {error}") from None
 
 
-def cache_strides(operation: str, cache: Tensor) -> tuple[int, int]:
-    """Strides between blocks and between rows, in elements."""
-    _, num_heads, block_size, size = cache.shape
-    row = cache.stride(2) if block_size > 1 else cache.stride(1) if num_heads > 1 else size
-    is_even = num_heads == 1 or cache.stride(1) == block_size * row
-    if not is_even or row < size or cache.stride(3) != 1 < size:
-        raise refuse(operation, "a head's rows in a block of a cache must follow the last's")
-    return cache.stride(0), row
+def cache_strides(operation: str, cache: Tensor) -> tuple[int, int, int]:
+    """Strides between blocks, between heads and between rows, in elements."""
+    block, head, row, number = cache.stride()
+    if number != 1 < cache.shape[3]:
+        raise refuse(operation, "rows of a cache must be dense")
+    return block, head, row
