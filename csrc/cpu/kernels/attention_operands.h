@@ -15,7 +15,7 @@ constexpr int kCacheLine = 64;
 static_assert(kSpan % kKeys == 0);
 
 // Query rows whose softmax is computed together, to overlap latencies.
-constexpr int kMostGroupRows = 32;
+constexpr int kMostGroupRows = 48;
 
 struct NoUnit {};
 
@@ -24,7 +24,7 @@ struct NoUnit {};
 // dimensions of values. Values come as stored, or converted by `load_values`.
 struct Float32Dot {
   using Element = float;
-  static constexpr int kGroupRows = 24;
+  static constexpr int kGroupRows = 48;
   static constexpr bool kIsOnTiles = false;
   using Unit = NoUnit;  // what carries products out
   static constexpr int kKeysPerStep = 1;
@@ -55,7 +55,7 @@ struct Float32Dot {
 // rounded ones.
 struct BFloat16PairDot {
   using Element = uint32_t;
-  static constexpr int kGroupRows = 24;
+  static constexpr int kGroupRows = 48;
   static constexpr bool kIsOnTiles = false;
   using Unit = NoUnit;  // what carries products out
   static constexpr int kKeysPerStep = 2;
