@@ -318,7 +318,7 @@ _TEXT_AND_HTTP = "vllm_lite.parsers vllm_lite.server tokenizers jinja2 fastapi p
         ("vllm_lite.cli.main vllm_lite.engine.link.spawn", "msgspec logging.config numpy"),
         (
             "vllm_lite.engine.core.__main__ vllm_lite.executor.uniproc",
-            f"{_TEXT_AND_HTTP} transformers logging.config vllm_lite.worker.gpu_worker",
+            f"{_TEXT_AND_HTTP} transformers logging.config",
         ),
     ],
 )

@@ -28,6 +28,7 @@ NOT_KERNELS = {
     "pack_linear",
     "pack_quantized",
     "penalize_tokens",
+    "unpack_words",
 }
 
 

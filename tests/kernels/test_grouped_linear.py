@@ -141,6 +141,10 @@ def test_rounded_activations_equal_the_reference(
     x[5, 7] = torch.inf
     middle = 2 ** (bits - 1)
     codes = torch.eye(160, dtype=torch.uint8) + middle
+    by_powers = (
+        (ActivationRounding(number, 32, scales="e8m0"), 32),
+        (ActivationRounding(number, 32, scales="ue8m0"), 32),
+    )
     for rounding, group_size in (
         (ActivationRounding(number), 160),
         (ActivationRounding(number), 16),
@@ -148,7 +152,7 @@ def test_rounded_activations_equal_the_reference(
         (ActivationRounding(number, 128), 64),
         (ActivationRounding(number, 48), 16),
         (ActivationRounding(number, scale=torch.tensor([0.01])), 160),
-        *(((SHIFTED, 160), (SHIFTED, 32)) if number is torch.int8 else ()),
+        *(((SHIFTED, 160), (SHIFTED, 32)) if number is torch.int8 else by_powers),
     ):
         scales = torch.ones(160, -(-160 // group_size))
         same = make_grouped(codes, scales, bits, middle, group_size=group_size)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vllm_lite.kernels.cpu import mapped_memory
-from vllm_lite.kernels.cpu.mapped_memory import HUGE_PAGE, MappedPool, map_zeros
+from vllm_lite.kernels.cpu.mapped_memory import HUGE_PAGE, MappedPool, empty_on_host, map_zeros
 
 
 @pytest.mark.parametrize("size", [1, 4096, HUGE_PAGE, 5 * HUGE_PAGE + 3])
@@ -18,6 +18,17 @@ def test_a_mapping_is_zero_and_starts_a_huge_page(size: int) -> None:
     assert memory.data_ptr() % HUGE_PAGE == 0 and not memory.any()
     memory.fill_(7)
     assert bool((memory == 7).all())
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1024, 1025)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_large_tensors_fill_huge_pages(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    tensor = empty_on_host(shape, dtype)
+    assert tensor.shape == shape and tensor.dtype is dtype and tensor.is_contiguous()
+    assert tensor.nbytes < HUGE_PAGE or tensor.data_ptr() % HUGE_PAGE == 0
+    assert bool((tensor.fill_(7) == 7).all())
+    with pytest.raises(RuntimeError, match="memory"):
+        empty_on_host((1 << 55,), dtype)
 
 
 def test_mapping_more_than_the_address_space_raises() -> None:

@@ -88,9 +88,16 @@ def any_bits(group: int, bits: int, less_by: int = 1, is_symmetric: bool = False
 
 
 def bitblas(
-    group: int, bits: int, is_symmetric: bool, dtype: torch.dtype = torch.float16
+    group: int,
+    bits: int,
+    is_symmetric: bool,
+    dtype: torch.dtype = torch.float16,
+    zeros_name: str = "zeros",
 ) -> Quantise:
-    """BitBLAS's, which vLLM reads: compressed bytes, interleaved for inputs of float16."""
+    """BitBLAS's, which vLLM reads: compressed bytes, interleaved for inputs of float16.
+
+    GPTQModel's later releases have `qzeros`, which are empty where all are the middle.
+    """
 
     def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
         size = weight.shape[1] if group == -1 else group
@@ -109,7 +116,9 @@ def bitblas(
         if not is_symmetric:
             places = torch.arange(8 // bits) * bits
             packed = (zeros.T.long().unflatten(1, (-1, 8 // bits)) << places).sum(-1)
-            stored["zeros"] = packed.to(torch.uint8).view(torch.int8)
+            stored[zeros_name] = packed.to(torch.uint8).view(torch.int8)
+        elif zeros_name == "qzeros":
+            stored["qzeros"] = torch.empty(0, dtype=torch.int8)
         elif bits == 4:
             stored["zeros"] = torch.zeros(scales.shape[1], len(weight) // 2, dtype=torch.int8)
         return stored, worth

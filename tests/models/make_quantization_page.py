@@ -23,6 +23,7 @@ from vllm_lite.config.quantized.in_flight import BLOCKS, CODES, EXPERTS
 from vllm_lite.config.quantized.registry import HARDWARE
 from vllm_lite.errors import UsageError
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
+from vllm_lite.quantization.online import OTHERS
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "format_perplexity.json"
 INTRO = """\
@@ -35,7 +36,8 @@ A checkpoint says how it is quantised (`quantization_config` in `config.json`, o
 `hf_quant_config.json`, `quantize_config.json` or `quant_config.json`), so that `--quantization` may
 be left out; a name that contradicts it is an error. A plain checkpoint is rounded as it is loaded
 if `--quantization` names a form in flight; `--quantization-config` says which layers: `linear`,
-`moe`, `ignore`, `targets`.
+`moe`, `ignore`, `targets`, by names as the checkpoint has them. An option that rounds no layer is
+an error. Of GGUF's blocks, layers whose inputs 32 does not divide stay plain, with a warning.
 
 Weights are kept in one of these forms, and multiplied in that form:
 
@@ -54,8 +56,9 @@ which says nothing of a model that was never in 4 bits; grids that fall between 
 Q5_1's, lose more than they would there. Each weight takes its nearest value: what a tool finds from
 data (AWQ's scales, GPTQ's order, importance) is not there, and so small a model loses more than a
 large one. Groups are of 64 inputs, as 128 does not divide 576. Nor does 256: of K, IQ and TQ types
-are the down projections alone (1,536 inputs), in a GGUF file whose other layers are Q8_0. Inputs of
-integers that GGUF's kernels multiply are rounded besides, as the first table says.
+are the down projections alone (1,536 inputs), in a GGUF file whose other layers are Q8_0; in flight
+the other layers take another type, as the table above says. Inputs of integers that GGUF's kernels
+multiply are rounded besides, as the first table says.
 """
 KEPT = (
     ("form", "what is kept", "on a CPU", "on a GPU"),
@@ -163,7 +166,8 @@ ROWS = (
         ("fp8", "deepseek_v4_fp8", "fbgemm_fp8", "mxfp8"),
         ("fp8", "fbgemm_fp8", "mxfp8"),
         "E4M3 with static or dynamic inputs; scales of a tensor, an output, a block, or powers of "
-        "two for 32; scales of the cache; inputs' scales are floats where `scale_fmt` is ue8m0 too",
+        "two for 32; inputs' scales that are powers of two (`scale_fmt` ue8m0); scales of the "
+        "cache",
         _FLOATS,
         "blocks that a fused layer's parts cut; `expert_dtype` fp4",
         _VALUES,
@@ -172,10 +176,10 @@ ROWS = (
         ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "petit_nvfp4"),
         ("modelopt",),
         "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, NVFP4_AWQ, W4A16_NVFP4, W4A16_AWQ, "
-        "MXFP8, mixtures by layer, factors of inputs (`pre_quant_scale`), scales of the cache, "
-        "also alone",
+        "W4A8_AWQ, MXFP8, mixtures by layer, factors of inputs (`pre_quant_scale`), scales of the "
+        "cache, also alone",
         _FLOATS + ", integers in groups",
-        "other algorithms, by name, W4A8_AWQ among them; factors of experts' inputs",
+        "other algorithms, by name; factors of experts' inputs",
         _VALUES,
     ),
     Row(
@@ -219,7 +223,14 @@ ROWS = (
         "other books",
         "tests/models/test_aqlm.py::test_aqlm_computes_what_its_books_say",
     ),
-    Row(("qqq",), ("qqq",), "W4A8 in Marlin's tiles", "integers in groups", "other bits", _EXACT),
+    Row(
+        ("qqq",),
+        ("qqq",),
+        "W4A8 in Marlin's tiles",
+        "integers in groups; inputs stay as they are",
+        "other bits",
+        _EXACT,
+    ),
     Row(
         (),
         ("bitnet",),
@@ -248,11 +259,16 @@ ROWS = (
 )
 # Forms in flight, and of bitsandbytes' checkpoints too.
 FLIGHTS = {
-    "bitsandbytes": "as nf4; checkpoints of LLM.int8, nf4 and fp4, double quantised too, stay so; "
-    "pickles are refused",
+    "bitsandbytes": "as nf4, or int8 with a scale for each output where `--hf-overrides` has a "
+    "`quantization_config` with `load_in_8bit`; checkpoints of LLM.int8, nf4 and fp4, double "
+    "quantised too, stay so; pickles are refused",
     "experts_int8": "a mixture's experts alone, to int8 with a scale for each output",
-    "rtn": "int8 in groups of 128",
+    "rtn": "int8 in groups of 128, or of the largest power of two that divides a layer's inputs",
 }
+# GGUF's types whose models, of weights that are plainly rounded, differ from themselves
+# dequantised by more than LIMIT percent.
+BEYOND = ("IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0", "Q2_0")
+LIMIT = 0.5
 LOADS = {
     "auto": (
         "safetensors, else Mistral's files, else pickles",
@@ -295,7 +311,7 @@ LOADS = {
     ),
     "runai_streamer_sharded": (
         "a sharded state, by the same",
-        _FORMATS + "test_a_sharded_state_gives_the_same_tokens",
+        _FORMATS + "test_a_sharded_state_may_be_streamed",
     ),
     "fastsafetensors": (
         "safetensors, by its package, which holds a file whole meanwhile",
@@ -351,8 +367,9 @@ def in_flight() -> dict[str, tuple[str, str]]:
         found[name] = (FLIGHTS.get(name, text), _IN_FLIGHT + test if is_tested else "")
     for name, kind in BLOCKS.items():
         test = _IN_FLIGHT + "test_blocks_are_gguf_s_and_near_the_weights"
+        other = f"; {OTHERS[kind]} for inputs that 256 does not divide" if kind in OTHERS else ""
         found[name] = (
-            f"GGUF's {kind}, embedding and head Q8_0",
+            f"GGUF's {kind}, embedding and head Q8_0{other}",
             test if kind in CONVERTERS else "",
         )
     for name in EXPERTS:
@@ -449,9 +466,11 @@ def _perplexity() -> Iterator[str]:
     if files:
         yield "### GGUF files as they are\n"
         yield (
-            "The last column compares with the same file dequantised, where its model is not lost; "
-            "its\nlimit is 0.5 %. All values count alike: types of less than three bits need "
-            "importance, or a\nmodel that was trained for them.\n"
+            "The last column compares with the same file dequantised; its limit is 0.5 %. All "
+            f"values count\nalike: types of less than three bits need importance, or a model that "
+            f"was trained for them.\n{', '.join(BEYOND)} miss the limit: their\nmodels are lost, "
+            "and the logits of such a one answer most to inputs that are rounded to int8 in\n"
+            "groups of 32, as those of every type are.\n"
         )
         lines = [(each["name"], _number(each), *_changes(each)) for each in files]
         yield _table(("type", "perplexity", "of float32", "of itself dequantised"), lines)
@@ -468,9 +487,8 @@ def _change(each: dict[str, Any]) -> str:
 
 
 def _changes(each: dict[str, Any]) -> tuple[str, str]:
-    """Of a GGUF file: of float32, and of itself dequantised unless it is lost."""
-    change = _change(each)
-    return change, "" if change == "lost" else _percent(each["of_itself_percent"])
+    """Of a GGUF file: of float32, and of itself dequantised."""
+    return _change(each), _percent(each["of_itself_percent"])
 
 
 def _percent(change: float | None) -> str:

@@ -248,6 +248,21 @@ def round_tokens(largest: float, group: int = 0) -> Round:
     return rounded
 
 
+def round_by_powers(group: int = 0) -> Round:
+    """The same to fp8, by the least powers of two that leave no value out of range."""
+
+    def rounded(x: Tensor) -> Tensor:
+        groups = x.unflatten(1, (-1, group or x.shape[1]))
+        scale = torch.ones(*groups.shape[:-1], 1)
+        while bool((is_above := groups.abs().amax(-1, keepdim=True) > 448 * scale).any()):
+            scale = torch.where(is_above, scale * 2, scale)
+        while bool((is_far := groups.abs().amax(-1, keepdim=True) <= 224 * scale).any()):
+            scale = torch.where(is_far, scale / 2, scale)
+        return ((groups / scale).to(E4M3).float() * scale).flatten(1)
+
+    return rounded
+
+
 # Integers of four bits, as those of small floats are listed.
 INT4 = torch.tensor([*range(8), *(-value for value in range(8))]).float()
 
@@ -264,8 +279,11 @@ def round_small(values: Tensor, group: int = 0) -> Round:
     return rounded
 
 
-def modelopt_awq(group: int) -> Quantise:
-    """ModelOpt's integers of four bits, those of two outputs in a byte."""
+def modelopt_awq(group: int, has_input_scale: bool = False) -> Quantise:
+    """ModelOpt's integers of four bits, those of two outputs in a byte.
+
+    Where inputs are floats of eight bits, a scale says how weights become such too.
+    """
 
     def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
         groups = weight.unflatten(1, (-1, group))
@@ -273,6 +291,9 @@ def modelopt_awq(group: int) -> Quantise:
         codes = (groups / scales[..., None]).round().int().clamp(-8, 7)
         numbers = codes.flatten(1) & 15
         stored = {"weight": (numbers[::2] | numbers[1::2] << 4).to(torch.uint8)}
+        if has_input_scale:
+            stored["input_scale"] = torch.tensor(0.04 if "q_proj" in name else 0.05)
+            stored["weight_scale_2"] = weight.abs().amax() / 448
         return stored | {"weight_scale": scales}, (codes * scales[..., None]).flatten(1)
 
     return quantise
@@ -299,13 +320,13 @@ def round_by(scale: float, largest: float) -> Round:
     return rounded
 
 
-def with_zero_points(quantise: Quantise) -> Quantise:
+def with_zero_points(quantise: Quantise, other: int = -20) -> Quantise:
     """The code of zero for inputs beside their scale; those of fused layers cover unlike ranges."""
 
     def quantise_shifted(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
         stored, worth = quantise(name, weight)
         # Of q_proj, whose scale is 0.04: from -5.04 to 5.16. Of others -5.4 to 7.35.
-        zero = torch.tensor([-2 if "q_proj" in name else -20], dtype=torch.int8)
+        zero = torch.tensor([-2 if "q_proj" in name and other else other], dtype=torch.int8)
         return stored | {"input_zero_point": zero}, worth
 
     return quantise_shifted

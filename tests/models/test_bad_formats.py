@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -28,6 +29,7 @@ from tests.models.test_aqlm import written
 from tests.models.test_experts import write_float4_experts
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, TERNARY, logits
+from tests.models.test_quantized_experts import SIZES as MIXTURE
 from tests.models.test_stored_codes import CASES
 from vllm_lite.config.checkpoints.gguf_header import read_gguf
 from vllm_lite.errors import CheckpointError, UsageError
@@ -41,6 +43,9 @@ ALL |= {f"bitnet {name}": (*TERNARY[name], SIZES) for name in TERNARY}
 ALL |= {f"aqlm {name}": (AQLM[name], written(AQLM[name]["num_codebooks"]), SIZES) for name in AQLM}
 BITS = ("bits", "w_bit", "wbits", "nbits", "num_bits")
 GROUP_SIZES = ("group_size", "q_group_size", "groupsize")
+BLOCK_SIZES = ("weight_block_size", "block_structure")
+# Formats of experts.
+EXPERTS = ("awq", "gptq", "fp8 blocks", "2:4 float", "W4A16", "NVFP4", "MXFP4")
 Tensors = dict[str, torch.Tensor]
 # Refusals that no file of weights and no tensor is to blame for, since a setting is wrong.
 OF_SETTINGS = (
@@ -58,11 +63,16 @@ def write(name: str, directory: Path) -> Path:
     if name == "gpt-oss":
         write_float4_experts(directory / "packed")
         return directory / "packed"
+    name, _, of_experts = name.partition(" experts")
     settings, quantise, sizes = ALL[name]
+    if of_experts:
+        return write_pair(directory, settings, quantise, "qwen3_moe", **MIXTURE)[0]
     return write_pair(directory, settings, quantise, **sizes)[0]
 
 
-@pytest.mark.parametrize("name", [*ALL, "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", [*ALL, *(f"{name} experts of a mixture" for name in EXPERTS), "gpt-oss"]
+)
 def test_damaged_checkpoints_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     packed = write(name, tmp_path)
     config = json.loads((packed / "config.json").read_text())
@@ -88,17 +98,20 @@ def _check(what: str, message: str, packed: Path) -> None:
     if tensor or not any(re.search(reason, message) for reason in OF_SETTINGS):
         file = str(packed / "model.safetensors")
         shown = repr(tensor) if tensor else "'model.layers."
+        if "the experts of a mixture cannot" in message:  # as one alone is unlike the others
+            shown = tensor.partition("_proj")[0]
         assert file in message and shown in message, f"{what}: {message}"
 
 
 def common_mistakes(config: dict[str, Any], tensors: Tensors) -> Iterator[Mutant]:
     """Faults that people make to files, rather than chance."""
     settings = config["quantization_config"]
-    for keys, values in ((BITS, (5,)), (GROUP_SIZES, (0, 160))):
+    blocks = ([0, 128], [128], "128")
+    for keys, values in ((BITS, (5,)), (GROUP_SIZES, (0, 160)), (BLOCK_SIZES, blocks)):
         for value in values:
             if any(key in keys for _, key in _leaves(settings)):
                 changed = json.loads(json.dumps(config))
-                for place, key in _leaves(changed["quantization_config"]):
+                for place, key in list(_leaves(changed["quantization_config"])):
                     if key in keys:
                         place[key] = value
                 yield f"{keys[0]} {value}", changed, tensors
@@ -129,7 +142,10 @@ MISTAKES: dict[str, Callable[[Tensors, str], Tensors]] = {
     **dict.fromkeys((".absmax", "_scale_inv", "_scales", "scale_packed"), _lacking),
     **dict.fromkeys(("qweight", ".weight", "W_q", "_qdata", "weight_packed", ".B"), _halved),
     **dict.fromkeys(("_blocks", "quant_map", "nested_quant_map", "_global_scale"), _halved),
-    **dict.fromkeys((".codes", ".codebooks"), _halved),
+    **dict.fromkeys((".codes", ".codebooks", ".B_24", ".compressed", ".bitmask"), _halved),
+    **dict.fromkeys((".shape", "s_channel", "s_group", ".zeros", "_scale_2"), _lacking),
+    **dict.fromkeys(("weight_global_scale", "state.bitsandbytes__fp4"), _lacking),
+    **dict.fromkeys((".nested_absmax", "_state.bitsandbytes__nf4"), _halved),
     **dict.fromkeys(("qzeros", "zero_point", ".zero", "g_idx", "meta", ".B_meta"), _all_ones),
 }
 
@@ -176,6 +192,42 @@ def _damaged_tensor(rng: random.Random, config: dict[str, Any], tensors: Tensors
             else (wide * 2**24 + wide).to(tensor.dtype)
         )
     return f"{how} of {name}", config, changed
+
+
+def gguf_mistakes(data: bytes, name: str) -> Iterator[tuple[str, bytes]]:
+    """A file whose entry of a matrix says something else of it."""
+    at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
+    kind, offset = at + 20, at + 24
+    for what, place, value in (
+        ("three dimensions", at, struct.pack("<I", 3)),
+        ("no inputs", at + 4, struct.pack("<Q", 0)),
+        ("fewer inputs", at + 4, struct.pack("<Q", 32)),
+        ("more inputs than memory", at + 4, struct.pack("<Q", 2**62)),
+        ("fewer outputs", at + 12, struct.pack("<Q", 1)),
+        ("blocks of 256", kind, struct.pack("<I", 12)),
+        ("integers", kind, struct.pack("<I", 26)),
+        ("an unknown type", kind, struct.pack("<I", 999)),
+        ("a place between two", offset, struct.pack("<Q", 1)),
+        ("a place after the end", offset, struct.pack("<Q", len(data) // 32 * 32)),
+        ("another name", at - 1, b"?"),
+    ):
+        yield what, data[:place] + value + data[place + len(value) :]
+    yield "half a file", data[: len(data) // 2]
+
+
+def test_mistakes_in_gguf_files_name_the_tensor(tmp_path: Path) -> None:
+    base, name = tmp_path / "base.gguf", "blk.1.ffn_down.weight"
+    write_gguf(base)
+    for what, changed in gguf_mistakes(base.read_bytes(), name):
+        path = tmp_path / "mutant.gguf"
+        path.write_bytes(changed)
+        for quantization in ("gguf", "dequantize"):
+            with pytest.raises((CheckpointError, UsageError)) as caught:
+                load(path, quantization=quantization)
+            message = str(caught.value)
+            assert "\n" not in message and str(path) in message, f"{what}: {message}"
+            if what not in ("half a file", "three dimensions"):  # of which others suffer first
+                assert name[:-1] in message, f"{what}: {message}"
 
 
 def test_damaged_headers_of_gguf_files_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ RANDOM_SCALES: dict[GGML, tuple[int, ...]] = {
     GGML.Q1_0: (0,),
     Newer.Q2_0: (0,),
 }
+# Where a block has floats by which all its values are multiplied; NVFP4 and IQ1_M have no such.
+SCALES: dict[GGML, tuple[int, ...]] = {
+    **{kind: (0,) for kind in (GGML.Q4_0, GGML.Q5_0, GGML.Q8_0, GGML.MXFP4)},
+    **{kind: (0, 2) for kind in (GGML.Q4_1, GGML.Q5_1)},
+    GGML.TQ1_0: (52,),
+    GGML.TQ2_0: (64,),
+    **{kind: places for kind, places in list(RANDOM_SCALES.items())[:-1] if places},
+}
 Array = np.ndarray[Any, Any]
 
 
@@ -209,6 +217,24 @@ def test_a_cut_file_is_refused(keep: float, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["token_embd", "blk.1.attn_q", "output"])
+@pytest.mark.parametrize("kind", SCALES, ids=lambda kind: kind.name)
+def test_scales_that_are_not_finite_are_refused_by_name(
+    kind: GGML, name: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "llama", make_model("llama", **SIZES), kind)
+    (tensor,) = [t for t in gguf.GGUFReader(path).tensors if t.name == f"{name}.weight"]
+    size, good = gguf.GGML_QUANT_SIZES[kind][1], path.read_bytes()
+    for place in SCALES[kind]:
+        damaged = bytearray(good)
+        at = tensor.data_offset + 5 * size + place
+        wrong = b"\xff" if kind is GGML.MXFP4 else np.float16(np.nan).tobytes()
+        damaged[at : at + len(wrong)] = wrong
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=rf"'{name}.weight' holds scales that are not"):
+            load(path, quantization="gguf")
 
 
 @pytest.mark.slow

@@ -118,13 +118,16 @@ def test_packed_integers_of_checkpoints(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(continued(model)[1], continued(load(plain))[1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["fp8 static", "fp8 blocks", "int channels"])
+@pytest.mark.parametrize(
+    "name", ["fp8 static", "fp8 blocks", "fp8 blocks by powers", "int channels"]
+)
 def test_codes_of_checkpoints(name: str, tmp_path: Path) -> None:
     settings, quantise = checkpoints.CODES[name]
     sizes = checkpoints.SQUARE if "blocks" in name else checkpoints.SIZES
     packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
     model = check_equal(packed)
-    assert sum(isinstance(kernel, ScaledKernel) for kernel in kernels(model)) == 4
+    made = [kernel for kernel in kernels(model) if isinstance(kernel, ScaledKernel)]
+    assert [kernel.has_powers for kernel in made] == ["powers" in name] * 4
     exact = continued(load(plain))[1][0]
     assert float((continued(model)[1][0] - exact).norm() / exact.norm()) < 0.3
 
@@ -164,7 +167,7 @@ def test_experts_may_have_groups_that_are_padded(is_ordered: bool, tmp_path: Pat
     torch.testing.assert_close(continued(check_equal(packed))[1], want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4"])
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "int8", "fp8", "int8_per_channel", "rtn"])
 def test_experts_are_rounded_as_they_are_loaded(name: str, tmp_path: Path) -> None:
     path = save(make_model("qwen3_moe", **MIXTURE), tmp_path)
     model = check_equal(path, quantization=name)

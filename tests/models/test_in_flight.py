@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,13 @@ from tests.models.runner import load
 from tests.models.stored_codes import bitsandbytes, mx, nvfp4
 from tests.models.test_experts import compiled
 from tests.models.test_quantized_checkpoints import SIZES, layers, logits
+from tests.models.test_quantized_experts import SIZES as MIXTURE
+from tests.models.test_quantized_experts import mixtures
 from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
+from vllm_lite.config.quantized.in_flight import CODES
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.reference.rounding import round_activations
+from vllm_lite.quantization import online
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.method import StoredTensor
@@ -35,7 +40,7 @@ WIDE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 
 def in_groups(size: int) -> Quantise:
     def quantise(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        groups = weight.unflatten(1, (-1, size))
+        groups = weight.unflatten(1, (-1, math.gcd(size, weight.shape[1])))
         scales = groups.abs().amax(-1, keepdim=True) / 127
         return {}, ((groups / scales).round() * scales).flatten(1)
 
@@ -217,7 +222,7 @@ def test_bitsandbytes_rounds_a_plain_checkpoint(bits: int, tmp_path: Path) -> No
         ({"linears": "fp8"}, "quantization-config.linears is not known"),
         ({"linear": "fp9"}, "quantization-config.linear 'fp9' has to be one of fp8,"),
         ({"ignore": ["mlp"]}, "rounds nothing; give linear"),
-        ({"linear": "fp8", "ignore": "mlp"}, "ignore 'mlp' has to be a list of names"),
+        ({"linear": "fp8", "ignore": 7}, "ignore 7 has to be a list of names"),
         ({"linear": "fp8", "targets": ["re:*("]}, "targets has a pattern that is none"),
     ],
 )
@@ -238,8 +243,79 @@ def test_what_is_quantised_is_not_rounded_again(tmp_path: Path) -> None:
         load(packed, load_format="bitsandbytes")
     with pytest.raises(UsageError, match=r"nf4 does not fit .*quantised by fp8"):
         load(packed, quantization="nf4")
-    path = save(make_model("llama", **SIZES), tmp_path / "small")
-    with pytest.raises(UsageError, match="multiples of 256; this model has one of 96"):
-        load(path, quantization="Q4_K")
-    with pytest.raises(UsageError, match="multiples of 64; this model has one of 96"):
-        load(path, quantization="nf4")
+
+
+# Of 80 inputs; what each needs a multiple of.
+NEEDS = {"q4_k": 32, "int4": 32, "q8_0": 32, "mxfp4": 32, "mxfp8": 32, "bitsandbytes": 64}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_refusals_of_a_size_name_the_form_that_was_asked_for(name: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 80, "intermediate_size": 80, "num_attention_heads": 1}
+    path = save(make_model("llama", **sizes, num_key_value_heads=1, head_dim=80), tmp_path)
+    asked: list[dict[str, Any]] = [
+        {"quantization": name},
+        {"quantization_config": {"linear": name}},
+    ]
+    asked += [{"load_format": name}] if name == "bitsandbytes" else []
+    for options in asked:
+        with pytest.raises(UsageError, match=rf" {name} needs .* multiples of {NEEDS[name]}"):
+            load(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("q2_k", "Q4_0"), ("q3_k", "Q4_0"), ("q4_k", "Q5_0"), ("q5_k", "Q5_1"), ("q6_k", "Q8_0")],
+)
+def test_layers_of_no_whole_blocks_take_llama_cpp_s_other_type(
+    name: str, other: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = WIDE | {"hidden_size": 96, "intermediate_size": 256, "head_dim": 26}
+    path = save(make_model("llama", **sizes), tmp_path)
+    online._warn.cache_clear()
+    found = formats(load(path, quantization=name))
+    assert found["mlp.down_proj"] == [name.upper()]
+    assert found["self_attn.qkv_proj"] == [other]
+    assert found["self_attn.o_proj"] == ["float32"]
+    assert f"{name} does not divide" in caplog.text
+    assert f"2 take {other}, 1 stay plain" in caplog.text
+    small = save(make_model("qwen3_moe", **MIXTURE | {"hidden_size": 96}), tmp_path / "mixture")
+    assert logits(load(small, quantization=name)).isfinite().all()
+
+
+def test_groups_of_rtn_divide_the_inputs(tmp_path: Path) -> None:
+    original = save(make_model("llama", **SIZES), tmp_path / "original")
+    _, worth = write_pair(tmp_path / "pair", {}, in_groups(128), **SIZES)
+    want = logits(load(worth))
+    got = logits(load(original, quantization="rtn"))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*CODES, "q4_k", "int8", "experts_int8"])
+def test_experts_are_rounded_to_every_form(name: str, tmp_path: Path) -> None:
+    """Only their weights: inputs stay as they are."""
+    path = save(make_model("qwen3_moe", **MIXTURE), tmp_path)
+    exact, model = load(path), load(path, quantization=name)
+    x, weights = torch.randn(6, MIXTURE["hidden_size"]), torch.rand(6, 2)
+    ids = torch.randint(0, MIXTURE["num_experts"], (6, 2), dtype=torch.int32)
+    for mixture, other in zip(mixtures(model), mixtures(exact), strict=True):
+        got, want = mixture.kernel(x, ids, weights), other.kernel(x, ids, weights)
+        assert 0 < float((got - want).norm() / want.norm()) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantization_config": {"linear": "fp8", "targets": ["Linear"]}}, "config rounds no"),
+        ({"quantization_config": {"linear": "fp8", "targets": ["lm_head"]}}, "config rounds no"),
+        ({"quantization_config": {"linear": "fp8", "ignore": ["re:.*"]}}, "config rounds no"),
+        ({"quantization_config": {"moe": "fp8"}}, "config rounds no layer"),
+        ({"quantization": "experts_int8"}, "experts_int8 rounds no layer"),
+    ],
+)
+def test_options_that_round_nothing_are_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = save(make_model("llama", **SIZES), tmp_path)
+    with pytest.raises(UsageError, match=message):
+        load(path, **options)

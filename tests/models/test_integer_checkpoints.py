@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from tests.models import integer_layouts as layouts
 from tests.models.quantized_checkpoints import Quantise, awq, gptq, scaled, write_pair
 from tests.models.runner import PagedRunner, load
-from tests.models.stored_codes import bitsandbytes, compressed
+from tests.models.stored_codes import bitsandbytes, compressed, round_tokens
 from tests.models.test_gguf import IDS
-from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, logits
+from tests.models.test_quantized_checkpoints import AWQ, GPTQ, SIZES, layers, logits
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.quantization.registry import warn_of_small_groups
 
@@ -147,6 +147,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         )
         for bits in (2, 4)
     },
+    **{
+        f"bitblas 4{' asymmetric' * (not is_symmetric)} by GPTQModel": (
+            BITBLAS | {"sym": is_symmetric},
+            layouts.bitblas(32, 4, is_symmetric, zeros_name="qzeros"),
+            SIZES,
+        )
+        for is_symmetric in (True, False)
+    },
     "compressed marlin 24": (
         compressed(
             {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64},
@@ -237,6 +245,24 @@ def test_a_layout_is_worth_what_its_tool_stored(name: str, tmp_path: Path) -> No
     assert float((logits(load(packed)) - want).norm() / want.norm()) < 0.1
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_are_a_plain_model_s_with_the_same_rounding(name: str, tmp_path: Path) -> None:
+    """Inputs are rounded by kernels of GGUF's types alone, in groups of 32."""
+    settings, quantise, sizes = FORMATS[name]
+    packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
+    model, exact = load(packed), load(plain)
+    theirs = layers(exact)
+    for layer, module in layers(model).items():
+        is_ggufs = any(weight.format.startswith("Q") for weight in module.kernel.stored)
+        rounded = round_tokens(127.0, 32) if is_ggufs else torch.clone
+        kernel = theirs[layer].kernel
+        theirs[layer].kernel = lambda x, kernel=kernel, rounded=rounded: kernel(rounded(x))
+        x = torch.randn(5, theirs[layer]._inputs.size)
+        want = theirs[layer].kernel(x)
+        torch.testing.assert_close(module.kernel(x), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(model), logits(exact), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq 3", "gptq act-order", "gptq groups of 16", "hqq 2"])
 def test_in_bfloat16_a_token_is_the_same_alone_and_among_others(name: str, tmp_path: Path) -> None:
     settings, quantise, sizes = FORMATS[name]
@@ -251,19 +277,14 @@ def test_in_bfloat16_a_token_is_the_same_alone_and_among_others(name: str, tmp_p
 
 
 def test_scales_say_in_which_order_bitblas_has_codes(tmp_path: Path) -> None:
-    """Of each part of a fused layer; those of other types are refused."""
-
-    def quantise(name: str, weight: torch.Tensor) -> Any:
-        dtype = torch.bfloat16 if "q_proj" in name else torch.float16
-        return layouts.bitblas(32, 4, True, dtype)(name, weight)
-
-    packed, plain = write_pair(tmp_path, BITBLAS, quantise, **SIZES)
-    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
+    """And so all are of one type, float16 or bfloat16."""
+    packed, _ = write_pair(tmp_path, *FORMATS["bitblas"][:2], **SIZES)
     tensors = load_file(packed / "model.safetensors")
-    wide = {name: x.float() for name, x in tensors.items() if name.endswith("k_proj.scales")}
-    save_file(tensors | wide, packed / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"k_proj\.scales': scales of torch\.float32"):
-        load(packed)
+    for dtype in (torch.float32, torch.bfloat16):
+        odd = {name: x.to(dtype) for name, x in tensors.items() if name.endswith("k_proj.scales")}
+        save_file(tensors | odd, packed / "model.safetensors", {"format": "pt"})
+        with pytest.raises(CheckpointError, match=r"_proj\.scales': scales of torch\.\w+ are"):
+            load(packed)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +347,10 @@ def test_experts_that_cannot_be_multiplied_name_a_tensor_and_its_file(tmp_path: 
     with pytest.raises(CheckpointError) as caught:
         load(packed)
     file, message = packed / "model.safetensors", str(caught.value)
-    assert message.startswith(f"{file}: the tensor 'model.layers.0.mlp.experts.0.")
-    assert "more of its layer: the experts of a mixture cannot" in message
+    assert message.startswith(f"{file}: the tensor 'model.layers.0.mlp.experts.0.gate_proj.")
+    assert " or 'model.layers.0.mlp.experts.1.gate_proj." in message
+    assert "experts.0 (Q4_0) and" in message or "groups of 32) and" in message
+    assert message.count("model.layers") == 2
     assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(plain)))
 
 
@@ -383,12 +406,20 @@ def test_a_method_of_another_name_is_the_same_format(name: str, tmp_path: Path) 
     want = logits(load(packed))
     for method in SPELLINGS[name]:
         named = settings | {"quant_method": method}
-        if method == "bitblas":
+        if method in ("bitblas", "gptq_marlin_24"):
             named["checkpoint_format"] = "gptq"
         overrides = {"quantization_config": named}
         for given in (None, method.removeprefix("intel/")):
             found = load(packed, hf_overrides=overrides, quantization=given)
             assert torch.equal(logits(found), want), (method, given)
+
+
+def test_a_kernel_s_name_may_be_that_of_its_layout(tmp_path: Path) -> None:
+    settings, quantise, sizes = FORMATS["marlin 24"]
+    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    named = {key: value for key, value in settings.items() if key != "checkpoint_format"}
+    overrides = {"quantization_config": named | {"quant_method": "gptq_marlin_24"}}
+    assert torch.equal(logits(load(packed, hf_overrides=overrides)), logits(load(packed)))
 
 
 def test_the_method_may_be_bitblas_too(tmp_path: Path) -> None:
@@ -444,6 +475,10 @@ def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
         *(
             ({"quant_method": name}, f"use --quantization {name} and --hf-overrides .*null")
             for name in ("experts_int8", "rtn", "int8", "fp8_per_block", "nf4", "q4_k")
+        ),
+        (
+            {"quant_method": "nvfp4"},
+            "if its weights are plain, use .*, else name what packed them, as modelopt or",
         ),
         ({"quant_method": "moe_wna16"}, "has to be what packed it: awq or gptq"),
         ({"quant_method": "fp_quant", "pseudoquantization": True}, "by Hadamard matrices, alone"),

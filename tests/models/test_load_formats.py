@@ -366,6 +366,18 @@ def test_a_sharded_state_gives_the_same_tokens(
         assert llm.generate(prompt, params)[0].outputs[0].token_ids == before
 
 
+def test_a_sharded_state_may_be_streamed(
+    tiny: Path, tmp_path: Path, expected: torch.Tensor
+) -> None:
+    pytest.importorskip(PACKAGES["runai_streamer"])
+    path = describe_like(tiny, tmp_path / "sharded")
+    with LLM(str(tiny), dtype="float32", **OPTIONS) as llm:
+        llm.save_sharded_state(str(path), max_size=20_000)
+    assert torch.equal(logits(path, load_format="runai_streamer_sharded"), expected)
+    (path / "model-rank-0-part-1.safetensors").unlink()
+    assert "lack" in refusal(path, load_format="runai_streamer_sharded")
+
+
 def test_a_sharded_state_that_does_not_fit_is_refused(tiny: Path, tmp_path: Path) -> None:
     path = describe_like(tiny, tmp_path / "sharded")
     extra = {"pattern": "own-{rank}-{part}.safetensors"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.models.make_quantization_page import (
+    BEYOND,
+    LIMIT,
     LOADS,
+    RESULTS,
     ROWS,
     Row,
     cases,
@@ -50,6 +54,13 @@ def test_every_row_is_of_readers_that_are_tested(row: Row) -> None:
 def test_every_form_in_flight_and_load_format_is_tested() -> None:
     tests = [test for _, test in (*in_flight().values(), *LOADS.values())]
     assert all(map(is_there, tests)), [test for test in tests if not is_there(test)]
+
+
+def test_files_are_worth_themselves_dequantised_but_for_those_that_the_page_names() -> None:
+    files = [each for each in json.loads(RESULTS.read_text())["results"] if each["part"] == "GGUF"]
+    beyond = {each["name"] for each in files if abs(each["of_itself_percent"]) > LIMIT}
+    assert files and beyond == set(BEYOND)
+    assert all(each["change_percent"] >= 1000 for each in files if each["name"] in beyond)
 
 
 def is_there(test: str) -> bool:

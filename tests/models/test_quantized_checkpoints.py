@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from vllm_lite.kernels.dispatch import has_bfloat16_pairs
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.layers.attention import Attention, LayerCache, ScaledCacheAttention
+from vllm_lite.loader.ternary import _warn_of_floats
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.unquantized import PackedKernel
 
@@ -74,6 +76,10 @@ CODES: dict[str, tuple[dict[str, Any], Quantise]] = {
     "fp8": (FP8, scaled(E4M3, "tensor", False)),
     "fp8 static": (FP8 | {"activation_scheme": "static"}, scaled(E4M3, "tensor", True)),
     "fp8 blocks": (FP8 | {"weight_block_size": [128, 128]}, scaled(E4M3, "block", False)),
+    "fp8 blocks by powers": (
+        FP8 | {"weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+        scaled(E4M3, "block", False),
+    ),
     "float channels": (compressed(CHANNELS, TOKENS), scaled(E4M3, "channel", False)),
     "float tensors": (compressed(TENSORS, TENSORS), scaled(E4M3, "tensor", True)),
     "int channels": (
@@ -287,6 +293,28 @@ def test_three_values_are_kept_in_two_bits_where_rows_are_whole_blocks(
     assert logits(load(packed, quantization="int8")).isfinite().all()
 
 
+def test_layers_of_no_whole_blocks_are_dequantised_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_floats.cache_clear()
+    packed, _ = write_pair(tmp_path, *TERNARY["divided"], **SIZES)
+    load(packed, quantization="dequantize")
+    assert not caplog.messages
+    load(packed)
+    said = [text for text in caplog.messages if "dequantised to float32" in text]
+    assert len(said) == 2, said  # of 96 inputs and of 64
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "phi3"])
+def test_layers_of_any_name_are_rounded_unless_they_are_to_be_left(
+    family: str, tmp_path: Path
+) -> None:
+    settings, quantise = TERNARY["rounded"]
+    settings = settings | {"modules_to_not_convert": ["lm_head", "o_proj"]}
+    packed, plain = write_pair(tmp_path, settings, quantise, family, left_plain="o_proj")
+    torch.testing.assert_close(logits(load(packed)), logits(load(plain)))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -372,6 +400,38 @@ def test_fp8_s_own_scales_of_the_cache(
     modules = load(packed, kv_cache_dtype="fp8").modules()
     (attend,) = (module for module in modules if isinstance(module, ScaledCacheAttention))
     assert (attend._key_scale, attend._value_scale) == (0.5, 0.5 + len(names) - 1)
+
+
+# Families, the scales of keys where tools write them in their checkpoints, and the queries'.
+CACHE_NAMES: dict[str, tuple[str, str, str]] = {
+    "in attention": ("llama", "../attn.k_scale", "../attn.q_scale"),
+    "of keys": ("llama", "../k_proj.k_scale", "../q_proj.q_scale"),
+    "of outputs": ("llama", "../k_proj.output_scale", "../q_proj.output_scale"),
+    "of all three": ("llama", "../qkv_proj.k_scale", "../qkv_proj.q_scale"),
+    "of a fused layer": ("phi3", "../qkv_proj.k_scale", "../qkv_proj.q_scale"),
+    "of a fused layer, as Qwen": ("llama", "../qkqkv_proj.k_scale", "../qkqkv_proj.q_scale"),
+    "of a cache": ("llama", "../k_cache.scale", "../q.scale"),
+    "in a mixer": ("nemotron_h", "../k_proj.k_scale", "../q_proj.q_scale"),
+}
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_scales_of_the_cache_have_several_names(name: str, tmp_path: Path) -> None:
+    family, of_keys, of_queries = CACHE_NAMES[name]
+    of_values = re.sub(r"(?<=[./])k(?=_)", "v", of_keys)
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        stored, worth = scaled(E4M3, "tensor", False)(name, weight)
+        scales = {each: torch.tensor(0.5 + i) for i, each in enumerate((of_keys, of_values))}
+        scales[of_queries] = torch.tensor(1.0)
+        return stored | (scales if "o_proj" in name else {}), worth
+
+    sizes = {} if family == "nemotron_h" else SIZES | {"head_dim": 32}
+    packed, _ = write_pair(tmp_path, FP8, quantise, family, **sizes)
+    assert logits(load(packed)).isfinite().all()
+    modules = load(packed, kv_cache_dtype="fp8").modules()
+    attends = [module for module in modules if isinstance(module, ScaledCacheAttention)]
+    assert {(each._key_scale, each._value_scale) for each in attends} == {(0.5, 1.5)}
 
 
 def test_scales_keep_small_values_apart(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.models.test_aqlm import written
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized_checkpoints import logits
 from tests.models.test_stored_codes import CASES
+from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.grouped_weight import expand, make_grouped
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, experts_mlp
 from vllm_lite.quantization.experts import experts_kernel
@@ -105,6 +106,23 @@ def test_padded_groups_may_have_biases_and_no_gates(has_gates: bool) -> None:
     want = experts_mlp(x, ids, weights, gate_up, second, form)
     got = experts_kernel(first, down, form)(x, ids, weights)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("plain", ["down_proj", ".experts.2."])
+def test_a_mixture_that_is_quantised_in_part_is_one_error(plain: str, tmp_path: Path) -> None:
+    """It names both schemes and a layer of each."""
+    settings, quantise = _format("W4A16")
+
+    def in_part(name: str, weight: torch.Tensor) -> Any:
+        return ({"weight": weight}, weight) if plain in name else quantise(name, weight)
+
+    packed, exact = write_pair(tmp_path, settings, in_part, "qwen3_moe", **SIZES)
+    with pytest.raises(CheckpointError) as caught:
+        load(packed)
+    message = str(caught.value)
+    assert re.search(r"experts\.\d\.\w+ is not quantised but in one mixture with", message)
+    assert "gate_proj (number int, bits 4" in message and message.count("experts.") == 2
+    assert torch.equal(logits(load(packed, quantization="dequantize")), logits(load(exact)))
 
 
 def test_experts_of_unlike_scales_are_multiplied_alike(tmp_path: Path) -> None:

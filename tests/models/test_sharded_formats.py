@@ -18,7 +18,15 @@ from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.loader.sharded_state import PATTERN
 
-NAMES = ("gptq act-order", "hqq 4", "bitsandbytes nf4 nested 128", "fp8 static", "MXFP4", "NVFP4")
+NAMES = (
+    "gptq act-order",
+    "bitblas",
+    "hqq 4",
+    "bitsandbytes nf4 nested 128",
+    "fp8 static",
+    "MXFP4",
+    "NVFP4",
+)
 
 
 def saved(checkpoint: Path, directory: Path) -> str:

@@ -16,6 +16,7 @@ from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.executor.commands import Command
 from vllm_lite.executor.executor import Executor
+from vllm_lite.worker.gpu_worker import GpuWorker
 from vllm_lite.worker.interface import StepWorker
 from vllm_lite.worker.worker import Worker
 
@@ -77,9 +78,6 @@ class UniprocExecutor(Executor):
 def make_executor(config: VllmConfig) -> UniprocExecutor:
     """The executor for the device of `config`."""
     if config.device == "cuda":
-        # Imported here: a CPU needs none of it.
-        from vllm_lite.worker.gpu_worker import GpuWorker
-
         # Its steps are launched without waiting: a thread would only pass them on.
         return UniprocExecutor(config, GpuWorker)
     return UniprocExecutor(config, in_thread=config.scheduler.async_scheduling)

@@ -205,8 +205,10 @@ def _planes(codes: Tensor, bits: int) -> tuple[Tensor, Tensor | None]:
     count = rows_at_once(num_inputs, codes.device, _CACHED_CODES)
     for first in range(0, num_outputs, count):
         rows = slice(first, first + count)
-        padded = torch.nn.functional.pad(codes[rows], (0, chunks * CHUNK - num_inputs))
-        part = padded.view(-1, chunks, CHUNK).transpose(0, 1)
+        padded = codes[rows]
+        if num_inputs % CHUNK:
+            padded = torch.nn.functional.pad(padded, (0, -num_inputs % CHUNK))
+        part = padded.reshape(-1, chunks, CHUNK).transpose(0, 1)
         if high is None:
             _write_plane(low[:, rows], part, bits)
         else:

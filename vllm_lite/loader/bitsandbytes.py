@@ -46,11 +46,10 @@ class BlockScales(JoinedTensor):
         return (math.prod(self.absmax.shape) * (self.block // BLOCK),)
 
     def slices(self, rules: WeightRules) -> Iterator[BlockScales]:
-        """The scales as `rules` name them."""
         yield replace(self, name=rules.name_of(self.name))
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
-        slot.write(part.unpacked(self.read(), slot))
+        part.unpack(self.read(), slot)
 
     def read(self) -> Tensor:
         """All scales; raises CheckpointError."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_lite.config.model import LoadConfig
-from vllm_lite.config.quantized.schemes import Scheme, Ternary
+from vllm_lite.config.quantized.registry import read_scheme
+from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
-from vllm_lite.loader.formats import open_files
-from vllm_lite.loader.stored import FLOATS
-from vllm_lite.loader.weight_rules import WeightRules
+from vllm_lite.loader.formats import SHARDED, open_files
+from vllm_lite.loader.stored import FLOATS, TensorFile, stored_tensor
+from vllm_lite.loader.weight_rules import WHOLE, WeightRules
 
 # Suffixes of the tensors that make a layer's matrix, and of those that may be plain.
 _MATRICES = (
@@ -26,24 +28,66 @@ def tensor_names(directory: Path, load: LoadConfig) -> list[str]:
     return [name for file in open_files(directory, load) for name in file.names()]
 
 
-def plain_layers(config: VllmConfig, scheme: Scheme | None) -> dict[str, bool]:
-    """Whether a layer's weights are floating-point numbers; {} where all are, or none is.
+def scheme_of(config: VllmConfig) -> Scheme | None:
+    """The scheme of the checkpoint, with what only the tensors of BitBLAS's files tell.
 
-    Those with scales beside them are not, whatever type holds them.
+    Their codes are in pairs, for which it has fast kernels, where scales are float16.
+    """
+    facts = config.facts
+    scheme = read_scheme(facts.path, facts.hf_config)
+    if config.load.load_format == "dummy" or scheme is None or not _is_bitblas(scheme.others):
+        return scheme
+    types = {
+        name.rpartition(".")[2]: file.entry(name)[0]
+        for file in open_files(Path(facts.path), config.load)
+        for name in file.names()
+    }
+    zeros = "qzeros" if "qzeros" in types else "zeros"
+
+    def told(form: Form | None) -> Form | None:
+        if not isinstance(form, PackedIntegers):
+            return form
+        return replace(form, is_paired=types.get("scales") == "F16", zeros=zeros)
+
+    patterns = tuple((pattern, told(form)) for pattern, form in scheme.patterns)
+    return replace(scheme, others=told(scheme.others), patterns=patterns)
+
+
+def _is_bitblas(form: Form | None) -> bool:
+    return isinstance(form, PackedIntegers) and form.layout == "bitblas"
+
+
+def plain_layers(config: VllmConfig, scheme: Scheme | None, rules: WeightRules) -> dict[str, bool]:
+    """Whether a layer's weights are read as floats, by its name's `source_of`.
+
+    Those with scales beside them are not, whatever type holds them; floats of four bits in blocks
+    are, as they are expanded. {} where all are, or none is.
     """
     if config.load.load_format == "dummy" or scheme is None:
         return {}
     if isinstance(scheme.others, Ternary) and scheme.others.is_rounded:
         return {}
-    opened = open_files(Path(config.facts.path), config.load)
-    names = {name for file in opened for name in file.names()}
-    found = {}
-    for file in opened:
+    has_own_names = config.load.load_format in SHARDED
+    held: dict[str, tuple[TensorFile, str]] = {}
+    for file in open_files(Path(config.facts.path), config.load):
         for name in file.names():
-            layer, _, suffix = name.rpartition(".")
-            if suffix in _MATRICES:
-                is_float = suffix in _PLAIN and file.entry(name)[0] in FLOATS
-                found[layer] = is_float and names.isdisjoint(f"{layer}.{s}" for s in _SCALES)
+            if has_own_names or (rules.has_place(name) and rules.stack_of(name) is None):
+                held[name] = file, name
+            elif rules.has_place(name):
+                slices = stored_tensor(file, name, None).slices(rules)
+                held |= {item.name: (file, name) for item in slices}
+    found = {}
+    for name, (file, stored) in held.items():
+        layer, _, suffix = name.rpartition(".")
+        if suffix in _MATRICES:
+            is_float = suffix in _PLAIN and file.entry(stored)[0] in FLOATS
+            is_plain = is_float and not any(f"{layer}.{scale}" in held for scale in _SCALES)
+            takers = [(name, WHOLE)]
+            if not has_own_names:
+                takers = rules.parts_of(rules.name_of(name))
+            for target, _ in takers:
+                own = rules.source_of(target.rpartition(".")[0])
+                found[own] = is_plain or stored.endswith("_blocks")
     return found
 
 

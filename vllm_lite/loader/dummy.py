@@ -52,7 +52,6 @@ class DummyTensor:
 
 
 def make_dummies(targets: Mapping[str, Target], seed: int) -> list[DummyTensor]:
-    """One for every target."""
     return [
         DummyTensor(name, target.slot.full_shape, target.slot.tensor.nbytes, seed)
         for name, target in targets.items()

@@ -52,7 +52,6 @@ class _Format:
         return dict.fromkeys(self._unindexed(directory))
 
     def is_in(self, directory: Path) -> bool:
-        """Whether `directory` has such files, or their index."""
         return self._index(directory).is_file() or bool(self._unindexed(directory))
 
     def _index(self, directory: Path) -> Path:
@@ -148,7 +147,6 @@ def open_heads(directory: Path, layers: Iterable[str], load: LoadConfig) -> Iter
 
 
 def open_files(directory: Path, load: LoadConfig) -> list[TensorFile]:
-    """All files of the checkpoint in `directory`."""
     if load.load_format in SHARDED:
         return open_shards(directory, load)
     chosen, files = _files_of(directory, load, lambda name: torch.float32)

@@ -6,6 +6,7 @@ config/checkpoints/gguf_header.py's, the number formats are the kernels'.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,6 +122,10 @@ _CLASSES = {
 }
 # Types whose blocks layers compute with; others are expanded.
 _KEPT = {kind.name for kind in GGML_TYPES.values() if kind.block_size > 1}
+# Where their blocks have a half float, unless first, and those where a second follows.
+_SCALES_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208, "TQ1_0": 52, "TQ2_0": 64}
+_WITH_MINIMUMS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+_UNCHECKED = ("IQ1_M", "NVFP4", "Q8_K")  # have scales of other kinds
 _PLAIN = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 # Numbers by layer that the metadata hold, to the models' names.
 _NUMBERS = {f"xielu.{name}": f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "eps")}
@@ -159,7 +164,12 @@ class GGUFCheckpointTensor:
             if part.inputs is not None:
                 taken = _reordered(self._rows(rows), part.inputs, kind)
             if taken is not None:
-                slot.keep(self._kept(taken, kind, slot))
+                kept = self._kept(taken, kind, slot)
+                if not _has_sound_scales(kept.blocks, kind):
+                    raise CheckpointError(
+                        f"{self.shown} holds scales that are not finite; fetch the weights again"
+                    )
+                slot.keep(kept)
                 return
         values = part.values(self.values(slot.tensor.dtype, rows)[(slice(None), *others)])
         if slot.keep is None:
@@ -189,6 +199,18 @@ class GGUFCheckpointTensor:
             )
         start, size = (n // kind.block_size * kind.block_bytes for n in (first_input, num_inputs))
         return QuantizedRows(rows[:, start : start + size], self.tensor.ggml_type, num_inputs)
+
+
+def _has_sound_scales(rows: Tensor, kind: GGMLType) -> bool:
+    """Whether the scales of blocks [M, bytes of a row] are finite, as far as that is cheap."""
+    blocks = rows.view(len(rows), -1, kind.block_bytes)
+    if kind.name == "MXFP4":  # has powers of two
+        return int(blocks[..., 0].amax()) < 255
+    if kind.name in _UNCHECKED:
+        return True
+    start, count = _SCALES_AT.get(kind.name, 0), 2 if kind.name in _WITH_MINIMUMS else 1
+    low, high = blocks[..., start : start + 2 * count].view(torch.float16).aminmax()
+    return math.isfinite(float(high) - float(low))
 
 
 def _reordered(rows: Tensor, inputs: Tensor, kind: GGMLType) -> Tensor | None:

@@ -32,7 +32,7 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights, return_unused_he
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
-from vllm_lite.loader.contents import has_cache_scales, plain_layers
+from vllm_lite.loader.contents import has_cache_scales, plain_layers, scheme_of
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
@@ -60,6 +60,8 @@ _DTYPES = {
 _LARGEST = 1e15
 # Before the names of the layers of a model that pools, behind the pooling.
 _HEADS = "heads."
+# Read until the memory of copies is returned.
+_BYTES_UNTIL_RETURN = 128 << 20
 # Progress is shown only for loads longer than this; shorter ones would flicker.
 _QUIET_SECONDS = 1.0
 
@@ -126,7 +128,7 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     """The model of `config` without its weights, and the rules for the checkpoint's names."""
     facts = config.facts
     dtype = _DTYPES[config.model.dtype]
-    scheme = read_scheme(facts.path, facts.hf_config)
+    scheme = scheme_of(config)
     model_class = get_model_class(facts.architecture, facts.implementation)
     own, row = model_class.weight_rules(facts), ARCHITECTURES.get(facts.architecture)
     if facts.format == "gguf":
@@ -142,14 +144,7 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
         marks=marks_of(facts),
     )
-    stored = plain_layers(config, scheme)
-    if config.load.load_format in SHARDED:  # whose names are the model's own
-        stored = {rules.source_of(layer): is_plain for layer, is_plain in stored.items()}
-    held = {
-        rules.name_of(layer): is_plain
-        for layer, is_plain in stored.items()
-        if rules.has_place(f"{layer}.")
-    }
+    held = plain_layers(config, scheme, rules)
     if scheme is not None and scheme.in_flight is not None and held and all(held.values()):
         scheme, held = Scheme(scheme.in_flight, patterns=scheme.patterns), {}
     rounding = rounding_of(config.model.quantization, config.model.quantization_config, facts)
@@ -167,7 +162,9 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         and has_cache_scales(config, scheme, rules),
     )
     with torch.device(device):
-        return model_class(facts, options), rules
+        model = model_class(facts, options)
+    methods.check()
+    return model, rules
 
 
 @contextmanager
@@ -222,24 +219,29 @@ def _fills(
 
     scheme = read_scheme(facts.path, facts.hf_config)
     form = None if scheme is None else scheme.others
-    plain = plain_layers(config, scheme) if isinstance(form, Ternary) else {}
+    plain = plain_layers(config, scheme, rules) if isinstance(form, Ternary) else {}
 
     def wanted(name: str) -> torch.dtype | None:
         name = name_of_whole(name)
         whole = rules.stack_of(name) is None
         parts = rules.parts_of(rules.name_of(name) if whole else rules.slice_name(name, 0))
         takers = [target for target, _ in parts if target in targets]
-        is_packed = not plain.get(name.rpartition(".")[0], True) and name.endswith(".weight")
-        if takers and (is_packed or name.endswith("_blocks")):
+        if not takers:
+            return None
+        layer, _, suffix = takers[0].rpartition(".")
+        is_packed = suffix == "weight" and not plain.get(rules.source_of(layer), True)
+        if is_packed or name.endswith("_blocks"):
             return torch.uint8
-        return targets[takers[0]].slot.dtype_in_file if takers else None
+        return targets[takers[0]].slot.dtype_in_file
 
     found = open_tensors(Path(facts.path), config.load, wanted)
     stored: Iterator[StoredTensor | Float4Tensor | TernaryTensor | BlockScales | SparseTensor]
     if isinstance(form, FlatBlocks):
         stored = join_blocks(found, form)
+    elif scheme is not None and isinstance(form, Ternary):
+        stored = join_ternary(found, scheme, rules)
     else:
-        stored = join_ternary(found, form) if isinstance(form, Ternary) else join_float4(found)
+        stored = join_float4(found)
     if scheme is not None and scheme.is_sparse:
         stored = join_sparse(found)
     for dense in facts.pooling.dense if facts.pooling is not None else ():
@@ -357,7 +359,6 @@ class _LayerJob:
         if not _depends_on_others(self.layer):
             with refusals_name(tensors):
                 self.layer.process_weights_after_loading()
-        return_unused_heap()
         return nbytes
 
 
@@ -366,10 +367,7 @@ def _depends_on_others(layer: WeightedLayer) -> bool:
 
 
 def _check_magnitude(tensor: CheckpointTensor, slot: WeightSlot) -> None:
-    """Raise CheckpointError for weights that are not finite, or whose squares are not.
-
-    The first steps at start check rows that are kept as in the file.
-    """
+    """Raise CheckpointError for weights that are not finite, or whose squares are not."""
     largest = slot.largest()
     if not largest < _LARGEST:
         raise CheckpointError(
@@ -401,8 +399,15 @@ def _run_jobs(jobs: Sequence[_LayerJob], load: LoadConfig) -> None:
             leave=False,
             is_shown=load.use_tqdm_on_load,
         ) as bar:
+            unused = 0
             for future in as_completed(futures):
                 bar.update(future.result())
+                unused += future.result()
+                # Not after each layer: the system would clear the same pages for the next one.
+                if unused > _BYTES_UNTIL_RETURN:
+                    return_unused_heap()
+                    unused = 0
+        return_unused_heap()
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(num_threads)

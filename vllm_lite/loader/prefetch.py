@@ -40,7 +40,6 @@ def prefetch(files: Sequence[Path], num_threads: int, block_size: int) -> list[T
 
 
 def fit(files: Sequence[Path], available: int) -> bool:
-    """Whether `files` fit into memory."""
     return sum(file.stat().st_size for file in files) < _LARGEST_SHARE * available
 
 

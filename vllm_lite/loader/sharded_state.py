@@ -7,7 +7,6 @@ ranks that they were written for, with the same quantisation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -24,34 +23,13 @@ from vllm_lite.loader.weight_rules import Part
 PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTensor:
+class ShardTensor(StoredTensor):
     """This rank's part of a tensor, which fills a slot as it is."""
 
-    stored: StoredTensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def path(self) -> Path:
-        return self.stored.path
-
-    @property
-    def shown(self) -> str:
-        return self.stored.shown
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.stored.nbytes
+    __slots__ = ()
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
-        slot.write(self.stored.read())
+        slot.write(self.read())
 
 
 def shard_files(directory: Path, load: LoadConfig) -> list[Path]:
@@ -99,7 +77,7 @@ def shard_tensors(
                     f"takes {WORDS[tensor.dtype]} {list(tensor.shape)}; write the files again with "
                     "the same --tensor-parallel-size, --dtype and --quantization"
                 )
-            found[name] = ShardTensor(StoredTensor(name, shape, tensor.nbytes, file, name))
+            found[name] = ShardTensor(name, shape, tensor.nbytes, file, name)
     lacking = [n for n, t in targets.items() if n not in found and not t.slot.is_optional]
     if lacking:
         raise CheckpointError(

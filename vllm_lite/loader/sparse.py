@@ -33,7 +33,6 @@ class SparseTensor(JoinedTensor):
         return self.values, self.bitmask
 
     def slices(self, rules: WeightRules) -> Iterator[SparseTensor]:
-        """The matrix as `rules` name it."""
         yield replace(self, name=rules.name_of(self.name))
 
     def fill(self, slot: WeightSlot, part: Part) -> None:

@@ -99,6 +99,10 @@ class StoredTensor:
     def slices(self, rules: WeightRules) -> Iterator[StoredTensor]:
         """The tensor as `rules` name it, or its slices."""
         stack = rules.stack_of(self.name)
+        if stack is not None and math.prod(self.shape) == 1 < stack.num_items:
+            for i in range(stack.num_items):
+                yield replace(self, name=rules.slice_name(self.name, i))
+            return
         if stack is None or not self.shape:
             yield replace(self, name=rules.name_of(self.name))
             return
@@ -119,7 +123,7 @@ class StoredTensor:
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         if slot.unpacking is not None:
-            slot.write(part.unpacked(self.read(), slot))
+            part.unpack(self.read(), slot)
             return
         stored = self._read(part.region(slot))
         stored = stored.flatten() if slot.full_shape == (1,) else stored
@@ -179,7 +183,6 @@ def part_of(stored: Mapping[str, StoredTensor], name: str, owner: StoredTensor) 
 
 
 def damaged(tensor: StoredTensor | JoinedTensor, wanted: str) -> CheckpointError:
-    """The refusal of a tensor that is not as wanted."""
     return CheckpointError(f"{tensor.shown} has to be {wanted}; fetch it again")
 
 

@@ -69,7 +69,7 @@ def _named(error: CheckpointError, tensors: Sequence[CheckpointTensor]) -> Check
     # An error has the names of layers, and then of tensors in them, or of the latter alone.
     named = [tensor for tensor in tensors if tensor.name.rpartition(".")[2] in words]
     meant = [tensor for tensor in named if tensor.name.rpartition(".")[0] in words] or named
-    meant = meant or list(tensors)
+    meant = meant or _of_experts(reason, tensors) or list(tensors)
     shown = shown_together(meant, "or")
     if len(meant) > _FEW:
         of_expert = next((tensor for tensor in meant if "exp" in tensor.name), meant[0])
@@ -77,6 +77,15 @@ def _named(error: CheckpointError, tensors: Sequence[CheckpointTensor]) -> Check
     reason = reason.rpartition("a layer cannot be read: ")[2]
     remedy = "" if ";" in reason else "; fetch the weights again"
     return CheckpointError(f"{shown}: {reason}{remedy}")
+
+
+def _of_experts(reason: str, tensors: Sequence[CheckpointTensor]) -> list[CheckpointTensor]:
+    """A tensor of each expert's layer that an error of a mixture speaks of."""
+    found = []
+    for part, expert in re.findall(r"the (first|second) layer of (experts\.\d+)", reason):
+        own = [tensor for tensor in tensors if f"{expert}." in tensor.name]
+        found += own[:1] if part == "first" else own[-1:]
+    return found
 
 
 def listed(names: Iterable[str]) -> str:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from vllm_lite.config.quantized.schemes import Ternary
+from vllm_lite.config.quantized.schemes import Scheme, Ternary
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.layers.weights import WeightSlot
 from vllm_lite.loader.stored import JoinedTensor, StoredTensor, part_of
 from vllm_lite.loader.weight_rules import Part, WeightRules
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
 
 # GGUF's type and the inputs of its block: scale * code - minimum, in sixteenths of a block.
 _Q2_K, _BLOCK = 10, 256
@@ -47,7 +51,6 @@ class TernaryTensor(JoinedTensor):
         return (rows if self.scale is None else 4 * rows, *others)
 
     def slices(self, rules: WeightRules) -> Iterator[TernaryTensor]:
-        """The matrix as `rules` name it."""
         for stored in self.stored.slices(rules):
             yield replace(self, stored=stored)
 
@@ -61,6 +64,8 @@ class TernaryTensor(JoinedTensor):
             assert slot.keep is not None
             slot.keep(QuantizedRows(as_blocks(taken, scale), _Q2_K, taken.shape[1]))
         else:
+            if slot.keep is not None:
+                _warn_of_floats(taken.shape[1], slot.tensor.dtype)
             slot.write(part.values((taken.float() - 1) * scale))
 
     def _read(self) -> tuple[Tensor, float]:
@@ -85,6 +90,18 @@ class TernaryTensor(JoinedTensor):
         return codes, 1 / scale if self.form.is_divided else scale
 
 
+@cache
+def _warn_of_floats(num_inputs: int, dtype: torch.dtype) -> None:
+    """Say once in a process which layers take more memory than their codes."""
+    logger.warning(
+        "weights with %d inputs, which are not kept in blocks of %d, are dequantised to %s as they "
+        "are loaded",
+        num_inputs,
+        _BLOCK,
+        str(dtype).removeprefix("torch."),
+    )
+
+
 def as_blocks(codes: Tensor, scale: float) -> Tensor:
     """[M, N] uint8 -> [M, bytes of a row] uint8: scale * code - scale as GGUF's Q2_K."""
     places = codes.view(len(codes), -1, 2, 4, 32)
@@ -97,18 +114,22 @@ def as_blocks(codes: Tensor, scale: float) -> Tensor:
 
 
 def join_ternary(
-    tensors: Iterable[StoredTensor], form: Ternary
+    tensors: Iterable[StoredTensor], scheme: Scheme, rules: WeightRules
 ) -> Iterator[StoredTensor | TernaryTensor]:
     """The tensors, codes with their scales as one; raises CheckpointError where one lacks."""
     stored = {tensor.name: tensor for tensor in tensors}
     for name, tensor in stored.items():
         scale = stored.get(f"{name}_scale")
-        if form.is_rounded:
-            is_matrix = name.endswith("_proj.weight")
+        form = scheme.form_of(name.removesuffix(".weight"))
+        targets = [target for target, _ in rules.parts_of(rules.name_of(name))]
+        is_matrix = targets[0].endswith("_proj.weight")
+        if not isinstance(form, Ternary):
+            yield tensor
+        elif form.is_rounded:
             yield TernaryTensor(tensor, None, form) if is_matrix else tensor
         elif scale is not None:
             yield TernaryTensor(tensor, scale, form)
-        elif name.endswith("_proj.weight") and tensor.nbytes == math.prod(tensor.shape):
+        elif is_matrix and tensor.nbytes == math.prod(tensor.shape):
             part_of(stored, f"{name}_scale", tensor)
         elif not name.endswith(".weight_scale"):
             yield tensor

@@ -36,14 +36,14 @@ FUSED = {
 _OF_KEYS = ("k_proj", "v_proj", "k_norm")
 # Suffixes of tensors that older checkpoints have although the configuration implies them.
 # Scales of caches are for caches that have none of their own.
-_UNUSED = (
-    *(f".self_attn.{name}_scale" for name in ("k", "v", "q", "prob", "attn.q", "attn.prob")),
-    ".self_attn.q_proj.output_scale",
-)
+_UNUSED = (*(f".self_attn.{name}_scale" for name in ("k", "v", "q", "prob", "attn.prob")),)
 # Tensors of quantised layers beside which others are room for a kernel, or settings once more.
 _WITH_NOTES = ("B", "B_24", "W_q", "SCB")
 # Of a layer with scales: what its settings imply, or do not use.
-_BESIDE_SCALES = ("weight_shape", "input_scale", "input_global_scale", "output_scale")
+_BESIDE_SCALES = (
+    *("weight_shape", "input_scale", "input_global_scale", "output_scale"),
+    *("weight_scale_2", "weight_zero_point", "input_zero_point"),
+)
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 
@@ -73,12 +73,11 @@ def is_ignorable(name: str, targets: Collection[str]) -> bool:
     if name.endswith(_UNUSED):
         return True
     # Zero points that are all the middle: BitBLAS's files may have room for them.
-    if name.endswith(".zeros") and name.removesuffix("zeros") + "qweight" in targets:
-        return True
     layer, _, suffix = name.rpartition(".")
+    if suffix in ("zeros", "qzeros") and f"{layer}.qweight" in targets:
+        return True
     if suffix in _BESIDE_SCALES and f"{layer}.weight_scale" in targets:
         return True
-    layer, _, suffix = name.rpartition(".")
     if suffix != "bias" and any(f"{layer}.{own}" in targets for own in _WITH_NOTES):
         return True
     block, _, part = name.rpartition(".self_attn.")

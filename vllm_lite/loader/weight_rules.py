@@ -64,21 +64,30 @@ class Part:
             return math.prod(stored) == 1
         return self.shape_of(stored, slot) == slot.full_shape
 
-    def unpacked(self, stored: Tensor, slot: WeightSlot) -> Tensor:
-        """The part of a packed tensor, read as a whole, that `slot` takes."""
+    def unpack(self, stored: Tensor, slot: WeightSlot) -> None:
+        """Fill `slot` with its part of a packed tensor, read as a whole."""
         assert slot.unpacking is not None
         # Tools that pack have turned a layer with its inputs first.
         upright = replace(self, is_transposed=False)
         unpacking, whole = slot.unpacking, self._whole_shape(slot)
         if unpacking.earlier is not None and tuple(stored.shape) != unpacking.shape(whole):
             unpacking = unpacking.earlier
+        if unpacking.fill is not None and self._is_taken_whole(slot):
+            unpacking.fill(stored, slot.tensor)
+            return
         taken = unpacking.values(stored, whole)
         for dim, chosen in enumerate(upright.region(slot)):
             if isinstance(chosen, slice):
                 taken = taken.narrow(dim, chosen.start, chosen.stop - chosen.start)
             else:
                 taken = taken.index_select(dim, chosen)
-        return upright.values(taken)
+        slot.write(upright.values(taken))
+
+    def _is_taken_whole(self, slot: WeightSlot) -> bool:
+        """Whether `slot` takes all values of a packed tensor as they are."""
+        is_plain = self.outputs is None and self.inputs is None and self.transform is None
+        is_whole = list(slot.tensor.shape) == self._whole_shape(slot)
+        return is_plain and is_whole and slot.packing is None and slot.tensor.device.type == "cpu"
 
     def _whole_shape(self, slot: WeightSlot) -> list[int]:
         shape = list(slot.full_shape)
@@ -150,12 +159,13 @@ class Stack:
     """A tensor `source` whose slices [0], [1], ... are read as tensors of their own.
 
     The last `*` of `item`, their name, stands for a slice's number. With a `count` the tensor has
-    that many slices of rows, one after another, and no dimension for them.
+    that many slices of rows and no dimension for them. A single number is that of all `num_items`.
     """
 
     source: str
     item: str
     count: int | None = None
+    num_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,31 +174,6 @@ class Alias:
 
     source: str
     name: str
-
-
-def stacked_experts(
-    source: str,
-    layers: str,
-    intermediate_size: int,
-    *,
-    suffixes: tuple[str, str] = ("gate_up_proj", "down_proj"),
-    is_transposed: bool = False,
-) -> list[Rule | Stack]:
-    """A mixture whose tensors source.suffix hold all experts, gates and factors as one matrix.
-
-    They fill gate_proj, up_proj and down_proj of `layers`, where `*` stands for an expert.
-    """
-    first, last = suffixes
-    sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-    item = f"{source}.*"
-    gate_up = fused(f"{item}.gate_up", layers, sizes, is_transposed=is_transposed)
-    down = Part(f"{layers}.down_proj", is_transposed=is_transposed)
-    return [
-        Stack(f"{source}.{first}", f"{item}.gate_up.weight"),
-        Stack(f"{source}.{last}", f"{item}.down.weight"),
-        replace(gate_up, is_alternative=True),
-        Rule(f"{item}.down", (down,), is_alternative=True),
-    ]
 
 
 def renamed(
@@ -242,15 +227,24 @@ def times(factor: float, bias: float | None = None) -> Callable[[Tensor], Tensor
     return multiply
 
 
-def interleaved_heads(source: str, parent: str, num_heads: int, head_size: int) -> Rule:
-    """Queries, keys and values of one head beside each other, head by head: [H, 3, D] outputs."""
-    total = 3 * num_heads * head_size
-    order = torch.arange(total).view(num_heads, 3, head_size)
-    names = ("q_proj", "k_proj", "v_proj")
+def by_head(source: str, parent: str, sizes: Mapping[str, int], num_heads: int) -> Rule:
+    """A layer whose outputs of one head are those of several of `parent`'s, so many of each."""
+    width = sum(sizes.values())
+    order = torch.arange(num_heads * width).view(num_heads, width)
+    taken = torch.split(order, list(sizes.values()), 1)
     parts = (
-        Part(f"{parent}.{name}", order[:, i].reshape(-1), total) for i, name in enumerate(names)
+        Part(f"{parent}.{name}", outputs.reshape(-1), num_heads * width)
+        for name, outputs in zip(sizes, taken, strict=True)
     )
     return Rule(source, tuple(parts))
+
+
+def interleaved_heads(
+    source: str, parent: str, num_kv_heads: int, head_size: int, *, shared: int = 1
+) -> Rule:
+    """For each key-value head, its `shared` queries, the key and the value: [K, shared + 2, D]."""
+    sizes = {"q_proj": shared * head_size, "k_proj": head_size, "v_proj": head_size}
+    return by_head(source, parent, sizes, num_kv_heads)
 
 
 def plus_one(weight: Tensor) -> Tensor:
@@ -282,10 +276,12 @@ _TEXT_MARKS = {
 }
 # Of decoders without a head: what their tensors begin with, where they have no root.
 _ROOTS = {name: f"model.{name}" for name in ("layers.", "embed_tokens.", "norm.")}
-# Where tools write the scales of cached keys and values.
-_CACHE_SCALE = re.compile(r"\.self_attn\.(?:attn\.([kv])_scale|([kv])_proj\.([kv]|output)_scale)$")
-# One for keys and values, in older files.
-_BOTH_CACHE_SCALES = ".self_attn.kv_scale"
+# Where tools write the scales of cached keys and values, and of queries.
+_CACHE_SCALE = re.compile(
+    r"\.self_attn\.(?:(?:attn|[qkv]+_proj)\.([qkv])_scale|([qkv])_proj\.output_scale"
+    r"|([qkv])(?:_cache)?\.scale)$"
+)
+_BOTH_CACHE_SCALES = ".self_attn.kv_scale"  # one for keys and values, in older files
 # The view of a tensor that is taken unchanged.
 WHOLE = Part("")
 
@@ -313,6 +309,7 @@ class WeightRules:
         if may_lack_root:
             self._marks = _ROOTS | self._marks
         self._stacks = {rule.source: rule for rule in rules if isinstance(rule, Stack)}
+        self._ends_of_stacks = {source.rpartition(".")[2] for source in self._stacks}
         self._aliases = {rule.source: rule.name for rule in rules if isinstance(rule, Alias)}
         self._rules = {rule.source: rule for rule in rules if isinstance(rule, Rule)}
         self._sources = {
@@ -324,7 +321,8 @@ class WeightRules:
 
     def stack_of(self, name: str) -> Stack | None:
         """The rule of a tensor that is read in slices."""
-        return self._stacks.get(_pattern(self._unmarked(name))[0])
+        is_any = name.rpartition(".")[2] in self._ends_of_stacks  # far faster than the names
+        return self._stacks.get(_pattern(self._unmarked(name))[0]) if is_any else None
 
     def slice_name(self, name: str, number: int) -> str:
         """The name of a slice of the tensor `name`, which has a stack_of."""
@@ -334,8 +332,7 @@ class WeightRules:
     def name_of(self, name: str) -> str:
         """The name of a tensor that is read whole."""
         pattern, numbers = _pattern(self._unmarked(name))
-        found = _numbered(self._aliases.get(pattern, pattern), numbers)
-        return _CACHE_SCALE.sub(lambda match: f".self_attn.{match[1] or match[2]}_scale", found)
+        return _numbered(self._aliases.get(pattern, pattern), numbers)
 
     def has_place(self, name: str) -> bool:
         """Whether a checkpoint's tensor is of the model at all, and not of other media's parts."""
@@ -353,17 +350,23 @@ class WeightRules:
         pattern, numbers = _pattern(layer)
         rule = self._rules.get(layer, self._rules.get(pattern))
         if rule is None:
-            return [(name, WHOLE)]
+            return [(_of_cache(name), WHOLE)]
         parts: Iterable[Part] = rule.parts
         if suffix == "input_scale":  # stays, whatever factor the weights have
             parts = (replace(part, transform=None) for part in parts)
-        return [(f"{_numbered(part.target, numbers)}.{suffix}", part) for part in parts]
+        found = [(f"{_numbered(part.target, numbers)}.{suffix}", part) for part in parts]
+        whole = {_of_cache(target): WHOLE for target, _ in found if _CACHE_SCALE.search(target)}
+        return list(whole.items()) or found
 
     def source_of(self, layer: str) -> str:
         """The checkpoint's name of what goes to `layer` of the model."""
         pattern, numbers = _pattern(layer)
         source = self._sources.get(pattern)
         return layer if source is None else _numbered(source, numbers)
+
+
+def _of_cache(name: str) -> str:
+    return _CACHE_SCALE.sub(r".self_attn.\1\2\3_scale", name)
 
 
 def _pattern(layer: str) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
-from vllm_lite.loader.weight_rules import AnyRule, fused, renamed, stacked_experts
+from vllm_lite.loader.weight_rules import AnyRule, fused, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.hybrid import hybrid_mamba2, layer_kinds, with_states
 from vllm_lite.models.latent_attention import with_latents
@@ -19,6 +19,7 @@ from vllm_lite.models.mixtures import (
     expert_rules,
     expert_size,
     routed_experts,
+    stacked_experts,
     with_experts,
 )
 from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size, with_layers

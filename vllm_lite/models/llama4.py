@@ -10,9 +10,15 @@ from vllm_lite.config.checkpoints.family_config import rotated_layers
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
 from vllm_lite.layers.rotary import QueryScaling
-from vllm_lite.loader.weight_rules import Rule, Stack, renamed, stacked_experts
+from vllm_lite.loader.weight_rules import Rule, Stack, renamed
 from vllm_lite.models.decoder import DecoderForCausalLM
-from vllm_lite.models.mixtures import LAYERS, renamed_mlp, routed_experts, with_experts
+from vllm_lite.models.mixtures import (
+    LAYERS,
+    renamed_mlp,
+    routed_experts,
+    stacked_experts,
+    with_experts,
+)
 from vllm_lite.models.spec import (
     AttentionSpec,
     DecoderSpec,

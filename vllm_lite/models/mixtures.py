@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from vllm_lite.config.facts import ModelFacts
 from vllm_lite.kernels.reference.experts import Routing
-from vllm_lite.loader.weight_rules import AnyRule, Rule, fused, renamed, stacked_experts
+from vllm_lite.loader.weight_rules import AnyRule, Part, Rule, Stack, fused, renamed
 from vllm_lite.models.spec import DecoderSpec, ExpertsSpec, MLPSpec, positive, size
 
 LAYERS = "model.layers.*"
@@ -18,7 +18,8 @@ GATED_LAYERS = {name: name for name in ("gate_proj", "up_proj", "down_proj")}
 CHOICE_BIAS = "e_score_correction_bias"
 # What Mixtral's checkpoints, and others, call an MLP's layers.
 NUMBERED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-
+# What tools call the scales beside a stack of codes.
+_STACKED_SCALES = ("scale", "scale_inv", "weight_scale", "weight_scale_inv", "weight_scale_2")
 
 # GGUF files call the norm before a mixture after the block before it.
 FILE_NORMS = renamed({"blk.*.post_attention_norm": f"{LAYERS}.post_attention_layernorm"})
@@ -124,3 +125,41 @@ def expert_rules(intermediate_size: int, at: str = MLP, to: str = MLP) -> list[A
 def renamed_mlp(source: str, target: str, names: Mapping[str, str] = GATED_LAYERS) -> list[Rule]:
     """A gated MLP under another name, and its layers under those that `names` begin with."""
     return renamed({f"{source}.{old}": f"{target}.{new}" for old, new in names.items()})
+
+
+def stacked_experts(
+    source: str,
+    layers: str,
+    intermediate_size: int,
+    *,
+    suffixes: tuple[str, str] = ("gate_up_proj", "down_proj"),
+    is_transposed: bool = False,
+    num_experts: int = 0,
+) -> list[Rule | Stack]:
+    """A mixture whose tensors source.suffix hold all experts, gates and factors as one matrix.
+
+    They fill gate_proj, up_proj and down_proj of `layers`, where `*` stands for an expert. With
+    `num_experts`, all of them may share a scale.
+    """
+    first, last = suffixes
+    sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+    item = f"{source}.*"
+    gate_up = fused(f"{item}.gate_up", layers, sizes, is_transposed=is_transposed)
+    down = Part(f"{layers}.down_proj", is_transposed=is_transposed)
+    return [
+        *_stacks(f"{source}.{first}", f"{item}.gate_up", num_experts),
+        *_stacks(f"{source}.{last}", f"{item}.down", num_experts),
+        replace(gate_up, is_alternative=True),
+        Rule(f"{item}.down", (down,), is_alternative=True),
+    ]
+
+
+def _stacks(source: str, item: str, num_items: int) -> Iterator[Stack]:
+    """A tensor of all experts, and its scales where it is one of codes."""
+    yield Stack(source, f"{item}.weight")
+    layer = source.removesuffix(".weight")
+    start = f"{layer}_" if layer == source else f"{layer}."
+    for name in _STACKED_SCALES:
+        own = f"{item}.weight_{name.removeprefix('weight_')}"
+        yield Stack(start + name, own, None, num_items)
+    yield Stack(f"{start}input_scale", f"{item}.input_scale", None, num_items)

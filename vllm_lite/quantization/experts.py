@@ -82,9 +82,12 @@ def experts_kernel(
     if len(first) == len(gate_up) and len(second) == len(down):
         made, (gate_up, down) = WidenedKernel, widened(first, second)
     stored = tuple(w for kernel in (*gate_up, *down) for w in getattr(kernel, "stored", ()))
-    packed = [_pack(kernels) for kernels in (gate_up, down)]
+    try:
+        packed = [_pack(kernels) for kernels in (gate_up, down)]
+    except ValueError:
+        raise _unpackable(gate_up, down) from None
     if len({getattr(stack, "storage", None) for stack in packed}) > 1:
-        raise _unpackable()
+        raise _unpackable(gate_up, down)
     return made(packed[0], packed[1], form, ops(), stored)
 
 
@@ -95,20 +98,33 @@ def _pack(kernels: Sequence[LinearKernel]) -> Any:
         return ExpertStack(weight, None if biases is None else torch.stack(biases).float())
     weights = [_weights(kernel) for kernel in kernels]
     if not all(weights):
-        raise _unpackable()
+        raise ValueError("experts of no storage that is packed")
     packed = [parts[0] if len(parts) == 1 else parts for parts in weights]
-    try:
-        return ops().pack_experts(packed, _biases(kernels))
-    except ValueError:
-        raise _unpackable() from None
+    return ops().pack_experts(packed, _biases(kernels))
 
 
-def _unpackable() -> CheckpointError:
+def _unpackable(gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel]) -> CheckpointError:
+    """The error that names the first two layers whose storage is unlike, or else the one of all."""
+    layers: dict[str, str] = {}
+    for part, kernels in (("first", gate_up), ("second", down)):
+        for number, kernel in enumerate(kernels):
+            layers.setdefault(_scheme(kernel), f"the {part} layer of experts.{number}")
+    shown = [f"{layer} ({scheme})" for scheme, layer in list(layers.items())[:2]]
     return CheckpointError(
-        "the experts of a mixture cannot be multiplied here as they are quantised, or are unlike "
-        "each other; use --quantization dequantize for a quantised checkpoint, else leave "
-        "--quantization out"
+        f"the experts of a mixture cannot be multiplied here as stored: {' and '.join(shown)}; "
+        "use --quantization dequantize for a quantised checkpoint, else leave --quantization out"
     )
+
+
+def _scheme(kernel: LinearKernel) -> str:
+    found = {
+        f"{weight.format}{f' of {size}' if (size := getattr(part, 'group_size', 0)) else ''}"
+        for each in _parts(kernel)
+        for weight in getattr(each, "stored", ())
+        for part in (getattr(each, "weight", None),)
+    }
+    plain = "plain" if isinstance(kernel, TorchKernel) else "padded groups"
+    return " beside ".join(sorted(found)) or plain
 
 
 def _weights(kernel: LinearKernel) -> tuple[Any, ...]:

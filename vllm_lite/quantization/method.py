@@ -50,6 +50,8 @@ class Unpacking:
     values: Callable[[Tensor, Sequence[int]], Tensor]
     # How earlier releases of a tool packed, told by another shape.
     earlier: Unpacking | None = None
+    # Writes the values of a whole tensor to one on the host.
+    fill: Callable[[Tensor, Tensor], None] | None = None
 
 
 class RowPacking(Protocol):

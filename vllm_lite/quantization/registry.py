@@ -65,12 +65,16 @@ class LinearMethods:
         """
         self._plain = UnquantizedLinearMethod(dtype)
         self._scheme = scheme
+        self._keeps = quantization != "dequantize"
         self._plain_layers = plain_layers
         self._in_flight = in_flight
         # One object for each form, and for each name: it is shared by its layers.
         self._by_form = cache(partial(get_linear_method, quantization, dtype))
         self._of_experts = cache(partial(get_experts_method, quantization, dtype))
-        self._by_name = cache(partial(get_linear_method, dtype=dtype))
+        self._by_name = cache(partial(_method_in_flight, dtype=dtype))
+        # Those of layers that are rounded in flight, and the first layer of each mixture.
+        self._rounding: list[LinearMethod] = []
+        self._mixtures: dict[str, tuple[str, Form | str | None]] = {}
 
     def of(self, path: str, layers: Sequence[str]) -> LinearMethod:
         """The method of the model's layer at `path`, fused of the checkpoint's `layers`."""
@@ -78,7 +82,14 @@ class LinearMethods:
             names = {layer: self._in_flight.name_of(layer) for layer in layers}
             if len(set(names.values())) > 1:
                 raise _unlike(names)
-            return self._plain if _is_router(path) else self._by_name(names[layers[0]])
+            name = names[layers[0]]
+            self._check_mixture(path, layers[0], name)
+            if name is None or _is_router(path):
+                return self._plain
+            method = self._by_name(name, ".experts." in path)
+            if name not in CODES or not path.endswith(("embed_tokens", "lm_head")):
+                self._rounding.append(method)
+            return method
         is_embedding = path.endswith("embed_tokens")
         is_usually_plain = is_embedding or _is_router(path) or path.endswith("lm_head")
         forms = {
@@ -90,13 +101,50 @@ class LinearMethods:
         if len(set(forms.values())) > 1:
             raise _unlike(forms)
         form = forms[layers[0]]
+        if self._keeps:
+            self._check_mixture(path, layers[0], form)
         if form is None:
             return self._plain
         method = self._of_experts(form) if ".experts." in path else self._by_form(form)
         return NamedMethod(method, tuple(layers))
 
+    def _check_mixture(self, path: str, layer: str, form: Form | str | None) -> None:
+        """Raise CheckpointError if some layers of a mixture are quantised, and others plain.
 
-def _unlike(forms: Mapping[str, Form | str | None]) -> CheckpointError:
+        A GPU's operation may take the two layers of all experts unlike each other.
+        """
+        mixture, is_expert, _ = path.partition(".experts.")
+        if is_expert and is_compiled():
+            first, other = self._mixtures.setdefault(mixture, (layer, form))
+            if (form is None) != (other is None):
+                raise _unlike({first: other, layer: form}, "in one mixture")
+
+    def check(self) -> None:
+        """Raise UsageError if an option rounds no layer; warn of those it rounds otherwise."""
+        for method in dict.fromkeys(self._rounding):
+            if isinstance(method, OnlineLinearMethod):
+                method.check()
+        option = self._in_flight.option
+        if option and not self._rounding:
+            has_names = self._in_flight.targets or self._in_flight.ignore
+            reason = (
+                "name layers as the checkpoint does, such as down_proj, or by re:PATTERN"
+                if has_names
+                else "it has none of the kind that the option names: leave it out"
+            )
+            raise UsageError(f"{option} rounds no layer of this model; {reason}")
+
+
+def _method_in_flight(name: str, is_expert: bool, dtype: torch.dtype) -> LinearMethod:
+    """The method for layers that are rounded by `name`; inputs of experts stay as they are."""
+    if is_expert and name in CODES:
+        return RoundedLinearMethod(name, replace(CODES[name], rounding=None), dtype)
+    if is_expert and name in BLOCKS:
+        return OnlineLinearMethod(name, dtype)
+    return get_linear_method(name, dtype)
+
+
+def _unlike(forms: Mapping[str, Form | str | None], how: str = "fused") -> CheckpointError:
     plain = [layer for layer, form in forms.items() if form is None]
     shown = {
         layer: f"{layer} ({form if isinstance(form, str) else describe(form)})"
@@ -105,7 +153,7 @@ def _unlike(forms: Mapping[str, Form | str | None]) -> CheckpointError:
     }
     if plain:
         return CheckpointError(
-            f"{plain[0]} is not quantised but fused with layers that are: "
+            f"{plain[0]} is not quantised but {how} with layers that are: "
             f"{', '.join(shown.values())}"
         )
     (first, form), *others = forms.items()
@@ -144,7 +192,7 @@ def get_linear_method(
     if isinstance(form, PackedIntegers):
         return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
     if isinstance(form, Rounded) and keeps:
-        return RoundedLinearMethod(form.codes, dtype)
+        return RoundedLinearMethod(quantization or form.codes.number, form.codes, dtype)
     if isinstance(form, FlatBlocks):
         return GroupedLinearMethod(FlatBlocksLayout(form), dtype, keeps)
     if quantization == "gguf" or (isinstance(form, Ternary) and quantization is None):
@@ -155,7 +203,7 @@ def get_linear_method(
     if quantization in SCALED_NUMBERS and on_gpu is not None:
         return ScaledLinearMethod(SCALED_NUMBERS[quantization], dtype, on_gpu)
     if quantization in CODES:
-        return RoundedLinearMethod(CODES[quantization], dtype)
+        return RoundedLinearMethod(quantization, CODES[quantization], dtype)
     if quantization in BLOCKS:
         return OnlineLinearMethod(quantization, dtype)
     raise UsageError(
@@ -169,6 +217,8 @@ def get_experts_method(quantization: str | None, dtype: torch.dtype, form: Form)
     if isinstance(form, StoredCodes):
         # They have no seam for factors of inputs: such tensors have no place.
         form = replace(form, rounding=None, input_factor="")
+    if isinstance(form, Rounded):
+        form = Rounded(replace(form.codes, rounding=None))
     size = group_size_of(form)
     is_padded = size is not None and size >= LEAST_GROUP and size % GROUP_MULTIPLE > 0
     if is_padded and quantization != "dequantize":

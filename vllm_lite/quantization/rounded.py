@@ -6,13 +6,16 @@ plain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import StoredCodes
 from vllm_lite.errors import UsageError
+from vllm_lite.kernels.grouped_weight import GROUP_MULTIPLE
 from vllm_lite.quantization.grouped import grouped_kernel
 from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.rounding import encode
@@ -22,19 +25,24 @@ from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 
 
 class RoundedLinearMethod(UnquantizedLinearMethod):
-    """Plain weights until they are filled, then codes."""
+    """Plain weights until they are filled, then codes.
 
-    def __init__(self, form: StoredCodes, dtype: torch.dtype) -> None:
+    `name` is what users call the form. Only rtn has groups of other sizes: the largest power of two
+    that divides a layer's inputs.
+    """
+
+    def __init__(self, name: str, form: StoredCodes, dtype: torch.dtype) -> None:
         super().__init__(dtype)
+        self._name = name
         self._form = form
-        self._layout = CodesLayout(form)
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
-        rows, columns = self._form.block
-        if rows == 1 and columns and input_size % columns:
+        rows, columns = self._form_of(input_size).block
+        if rows == 1 and columns and (input_size % columns or columns < GROUP_MULTIPLE):
             raise UsageError(
-                f"--quantization by {self._form.number} needs layers whose inputs are multiples "
-                f"of {columns}; this model has one of {input_size}: use fp8 or int8"
+                f"rounding by {self._name} needs layers whose inputs are multiples of "
+                f"{max(columns, GROUP_MULTIPLE)}; this model has one of {input_size}: use fp8 or "
+                "int8_per_channel_weight_only"
             )
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
         return {"weight": StoredTensor.on_host(data, 0, 1)}
@@ -50,5 +58,12 @@ class RoundedLinearMethod(UnquantizedLinearMethod):
         rounded = None
         if rounding is not None:
             rounded = activation_rounding(rounding, weight.device, weight.shape[1])
-        tensors = encode(weight, self._form)
-        return grouped_kernel(self._layout.read(tensors), bias, out_dtype, rounded)
+        form = self._form_of(weight.shape[1])
+        tensors = encode(weight, form)
+        return grouped_kernel(CodesLayout(form).read(tensors), bias, out_dtype, rounded)
+
+    def _form_of(self, num_inputs: int) -> StoredCodes:
+        rows, columns = self._form.block
+        if self._name != "rtn" or columns is None:
+            return self._form
+        return replace(self._form, block=(rows, math.gcd(num_inputs, columns)))

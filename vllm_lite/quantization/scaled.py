@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.ops import GpuOps
+from vllm_lite.kernels.reference.quantize import quantize_by_powers
 from vllm_lite.quantization.method import LinearKernel, NormedKernel, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
 from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
@@ -42,6 +43,8 @@ class ScaledKernel:
     ops: GpuOps
     input_scale: Tensor | None = None
     group_size: int = 0
+    # Scales of groups are powers of two.
+    has_powers: bool = False
 
     @property
     def stored(self) -> tuple[StoredWeight, ...]:
@@ -50,7 +53,9 @@ class ScaledKernel:
         return (StoredWeight(name, self.codes.nbytes + self.scales.nbytes, self.codes),)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.input_scale is None:
+        if self.has_powers:
+            codes, scales = quantize_by_powers(x, self.codes.dtype, self.group_size)
+        elif self.input_scale is None:
             codes, scales = self.ops.quantize_rows(x, self.codes.dtype, self.group_size)
         else:
             codes = self.ops.quantize_by_scale(x, self.input_scale, self.codes.dtype)
@@ -79,9 +84,9 @@ class ScaledKernel:
 
 def of_rows(kernel: LinearKernel) -> ScaledKernel | None:
     """The kernel if it takes quantised rows with a scale each, else None."""
-    if isinstance(kernel, ScaledKernel) and kernel.input_scale is None and not kernel.group_size:
-        return kernel
-    return None
+    if not isinstance(kernel, ScaledKernel) or kernel.input_scale is not None:
+        return None
+    return None if kernel.group_size or kernel.has_powers else kernel
 
 
 class ScaledLinearMethod(UnquantizedLinearMethod):

@@ -98,7 +98,9 @@ class StoredCodesMethod(UnquantizedLinearMethod):
             scales = weights[form.scale].on_device(weights[form.scale].data)
             scales = scales if scales.dim() == 2 else scales[:, None]
             group = SCALE_BLOCK if form.block[1] and scales.shape[1] > 1 else 0
-            return ScaledKernel(codes, scales, bias, out_dtype, self._ops, input_scale, group)
+            has_powers = form.rounding is not None and form.rounding.scale == "ue8m0"
+            by = (codes, scales, bias, out_dtype, self._ops, input_scale, group)
+            return ScaledKernel(*by, has_powers=has_powers)
         weight = read_weight(self._layout, weights)
         if not self._keeps_codes:
             values, factors = expand(weight), _factors(form, weights)
@@ -119,6 +121,8 @@ def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
     if form.packing != "bytes" or form.zero_point or form.order or form.scale_number != "float32":
         return False
     if rounding is None or rounding.number != form.number or not rounding.is_symmetric:
+        return False
+    if rounding.scale not in ("float32", "ue8m0"):
         return False
     if form.number not in ("int", "float8_e4m3fn") or rounding.bits != 8:
         return False

@@ -338,9 +338,9 @@ class _Reader:
                 raise self._damaged(f"the tensor {name!r} stands in it twice")
             nbytes = self._nbytes(name, shape, ggml_type)
             if offset != expected:
+                before = f"after {next(reversed(tensors))!r}" if tensors else "first"
                 raise self._damaged(
-                    f"the data of tensor {name!r} begins at {offset}, not after the tensor before, "
-                    f"at {expected}"
+                    f"the data of tensor {name!r} begins at {offset}, not {before}, at {expected}"
                 )
             if base + offset + nbytes > self._end:
                 raise self._damaged(f"the data of tensor {name!r} does not lie inside the file")

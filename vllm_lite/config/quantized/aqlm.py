@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_lite.config.quantized.awq import left_plain
 from vllm_lite.config.quantized.schemes import Codebooks, Scheme, Settings
 from vllm_lite.config.values import Json
-
-_KEPT = "linear_weights_not_to_quantize"
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -17,9 +14,5 @@ def read(path: str, values: Json) -> Scheme:
     num_books: int = settings.one_of("num_codebooks", values.get("num_codebooks"), (1, 2))
     bits = 16 // num_books
     settings.one_of("nbits_per_codebook", values.get("nbits_per_codebook"), (bits,))
-    # Names of weights.
-    names = values.get(_KEPT)
-    if isinstance(names, list):
-        bare = [name.removesuffix(".weight") if isinstance(name, str) else name for name in names]
-        settings = settings.changed({_KEPT: bare})
-    return Scheme(Codebooks(num_books, bits), patterns=left_plain(settings, _KEPT))
+    kept = settings.left_plain("linear_weights_not_to_quantize")
+    return Scheme(Codebooks(num_books, bits), patterns=kept)

@@ -30,8 +30,8 @@ def read(path: str, values: Json) -> Scheme:
             patterns.append((re.compile(f".*(?:{settings.pattern(name).pattern})"), form))
     blocks = values.get("block_name_to_quantize") or values.get("to_quant_block_names")
     others: Form | None = _form_of(settings)
-    if isinstance(blocks, str | list) and blocks:
-        names = blocks.split(",") if isinstance(blocks, str) else _flat(blocks)
+    if blocks:
+        names = _flat(settings, blocks)
         patterns += [(re.compile(re.escape(name.strip()) + r"(?:\.|$)"), others) for name in names]
         others = None
     return Scheme(others, named, tuple(patterns))
@@ -51,8 +51,10 @@ def _form_of(settings: Settings) -> Form | None:
     return gptq.form_of(settings)
 
 
-def _flat(names: list[object]) -> list[str]:
-    found: list[str] = []
-    for name in names:
-        found += _flat(name) if isinstance(name, list) else [str(name)]
-    return found
+def _flat(settings: Settings, names: object) -> list[str]:
+    """Names of blocks with commas between them, or lists of lists of such."""
+    if isinstance(names, str):
+        return names.split(",")
+    if not isinstance(names, list):
+        raise settings.refusal(f"block_name_to_quantize {names!r}", "a list of names")
+    return [one for name in names for one in _flat(settings, name)]

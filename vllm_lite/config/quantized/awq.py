@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from vllm_lite.config.quantized.schemes import PackedIntegers, Scheme, Settings
 from vllm_lite.config.values import Json
 
@@ -19,7 +17,7 @@ _LAYOUTS = {
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
-    return Scheme(form_of(settings), patterns=left_plain(settings, "modules_to_not_convert"))
+    return Scheme(form_of(settings), patterns=settings.left_plain("modules_to_not_convert"))
 
 
 def form_of(settings: Settings) -> PackedIntegers:
@@ -39,11 +37,3 @@ def form_of(settings: Settings) -> PackedIntegers:
     layout = "awq_marlin" if version == "marlin" else _LAYOUTS[version]
     settings.one_of("zero_point with gemv_fast", layout != "awq_gemv_fast", (True,))
     return PackedIntegers(layout, 4, size, is_symmetric=True)
-
-
-def left_plain(settings: Settings, name: str) -> tuple[tuple[re.Pattern[str], None], ...]:
-    """Patterns of the layers in the modules that the setting `name` lists."""
-    words = settings.values.get(name) or []
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise settings.refusal(f"{name} {words!r}", "a list of names")
-    return tuple((re.compile(rf"(?:.*\.)?{re.escape(word)}(?:\.|$)"), None) for word in words)

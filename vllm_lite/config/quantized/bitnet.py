@@ -14,4 +14,5 @@ def read(path: str, values: Json) -> Scheme:
     settings.one_of("use_rms_norm", get("use_rms_norm", False), (False,))
     mode = settings.one_of("quantization_mode", get("quantization_mode", "offline"), _MODES)
     kind = settings.one_of("linear_class", get("linear_class", "bitlinear"), _LINEAR_CLASSES)
-    return Scheme(Ternary(is_rounded=mode == "online", is_divided=kind == "bitlinear"))
+    form = Ternary(is_rounded=mode == "online", is_divided=kind == "bitlinear")
+    return Scheme(form, patterns=settings.left_plain("modules_to_not_convert"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_lite.config.quantized.awq import left_plain
 from vllm_lite.config.quantized.schemes import (
     NF4,
     STORAGES,
@@ -20,7 +19,8 @@ from vllm_lite.config.values import Json
 
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings, left = Settings(path, values), "llm_int8_skip_modules"
+    settings = Settings(path, values)
+    patterns = settings.left_plain("llm_int8_skip_modules")
     switches = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
     for name in switches:
         settings.one_of(name, values.get(name, False), (False, True))
@@ -29,11 +29,10 @@ def read(path: str, values: Json) -> Scheme:
         settings.one_of("load_in_8bit", values.get("load_in_8bit"), (True,))
         form = PackedIntegers("llm_int8", 8, None, is_symmetric=True)
         rounded = Rounded(StoredCodes("int", 8, block=(1, None)))
-        return Scheme(form, patterns=left_plain(settings, left), in_flight=rounded)
+        return Scheme(form, patterns=patterns, in_flight=rounded)
     name = "bnb_4bit_quant_storage"
     storage = settings.one_of(name, values.get(name, "uint8"), STORAGES)
     name = "bnb_4bit_quant_type"
     number = settings.one_of(name, values.get(name, "fp4"), ("nf4", "fp4"))
     rounded = Rounded(replace(NF4, number=number))
-    patterns = left_plain(settings, left)
     return Scheme(FlatBlocks(number, storage), patterns=patterns, in_flight=rounded)

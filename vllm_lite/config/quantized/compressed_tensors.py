@@ -53,23 +53,23 @@ def read(path: str, values: Json) -> Scheme:
             caches = _rounds_cache(settings, group) or caches
             continue
         form = _form(settings, group)
-        for target in group.get("targets") or ():
+        for target in settings.changed(group).names("targets"):
             if target == "Linear":
                 others = form
             elif target == "Embedding":
                 embeddings = form
-            elif str(target).startswith("re:"):
+            elif target.startswith("re:"):
                 patterns.append((settings.pattern(target[3:]), form))
-            elif _CLASS.fullmatch(str(target)):
+            elif _CLASS.fullmatch(target):
                 known = "targets Linear, Embedding, re: and a pattern, or the names of layers"
                 raise settings.refusal(f"the target {target!r}, a class of modules", known)
             else:
-                named[str(target)] = form
-    for name in values.get("ignore") or ():
-        if str(name).startswith("re:"):
+                named[target] = form
+    for name in settings.names("ignore"):
+        if name.startswith("re:"):
             ignored.append((settings.pattern(name[3:]), None))
         else:
-            named[str(name)] = None
+            named[name] = None
     return Scheme(
         others,
         named,
@@ -95,8 +95,8 @@ def has_cache_scales(settings: Settings) -> bool:
 
 def _rounds_cache(settings: Settings, group: Json) -> bool:
     """Whether a group without weights, which is of attention, has scales for keys and values."""
-    for target in group.get("targets") or ():
-        if not _ATTENTION.search(str(target)):
+    for target in settings.changed(group).names("targets"):
+        if not _ATTENTION.search(target):
             raise settings.refusal(
                 f"no weights for the target {target!r}", "such of attention alone"
             )
@@ -104,9 +104,9 @@ def _rounds_cache(settings: Settings, group: Json) -> bool:
 
 
 def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
-    weights = group.get("weights") or {}
-    kind = settings.one_of("weights.type", weights.get("type", "int"), ("int", "float"))
-    bits = weights.get("num_bits")
+    weights = _with_defaults(group.get("weights") or {})
+    kind = settings.one_of("weights.type", weights["type"], ("int", "float"))
+    bits = weights["num_bits"]
     stored = group.get("format") or settings.values.get("format")
     if stored in (None, "mixed-precision"):
         stored = _usual_format(kind, bits, weights, group)
@@ -142,6 +142,16 @@ def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
         order="weight_g_idx" if is_ordered else "",
         **common,
     )
+
+
+def _with_defaults(given: Json) -> Json:
+    """Settings of weights or of inputs, with what the package takes for those that are missing."""
+    size = given.get("group_size")
+    usual = "tensor" if size is None else "channel" if size == -1 else "group"
+    missing = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": usual}
+    found = missing | {name: value for name, value in given.items() if value is not None}
+    words = {name: str(found[name]).lower() for name in ("type", "strategy")}
+    return found | words
 
 
 def _is_ordered(settings: Settings, weights: Json) -> bool:
@@ -216,8 +226,9 @@ def _inputs(settings: Settings, group: Json) -> Json:
     inputs = group.get("input_activations")
     if not inputs:
         return {}
-    kind = settings.one_of("input_activations.type", inputs.get("type", "int"), ("int", "float"))
-    bits = settings.one_of("input_activations.num_bits", inputs.get("num_bits"), (8, 6, 4))
+    inputs = _with_defaults(inputs)
+    kind = settings.one_of("input_activations.type", inputs["type"], ("int", "float"))
+    bits = settings.one_of("input_activations.num_bits", inputs["num_bits"], (8, 6, 4))
     kinds = ("tensor", "token", "group", "tensor_group")
     scope = settings.one_of("input_activations.strategy", inputs.get("strategy"), kinds)
     number: Any = "int" if kind == "int" else _FLOATS[bits]

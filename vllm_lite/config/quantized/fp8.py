@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Literal
 
@@ -25,19 +24,19 @@ def read(path: str, values: Json) -> Scheme:
     block = values.get("weight_block_size")
     schemes = ("dynamic",) if block else ("dynamic", "static")
     given = settings.one_of("activation_scheme", values.get("activation_scheme"), schemes)
-    left = values.get("ignored_layers") or values.get("modules_to_not_convert")
+    left = settings.left_plain("ignored_layers", "modules_to_not_convert")
     settings.one_of("expert_dtype", values.get("expert_dtype"), (None, "fp8"))
-    # Of inputs: scales are floats here, whose codes are as near as those of powers of two.
-    settings.one_of("scale_fmt", values.get("scale_fmt"), (None, "ue8m0"))
+    powers = settings.one_of("scale_fmt", values.get("scale_fmt"), (None, "ue8m0"))
     cache = settings.one_of("kv_cache_scheme", values.get("kv_cache_scheme"), (None, "static"))
     caches = None if cache is None else True
-    if block:
-        return Scheme(blocks(settings, block), {}, plain(left), caches)
     if given == "static":
+        settings.one_of("scale_fmt with static scales", powers, (None,))
         form = StoredCodes("float8_e4m3fn", 8, rounding=TENSOR, input_scale="input_scale")
-    else:
-        form = StoredCodes("float8_e4m3fn", 8, rounding=TOKENS)
-    return Scheme(form, {}, plain(left), caches)
+        return Scheme(form, {}, left, caches)
+    form = blocks(settings, block) if block else StoredCodes("float8_e4m3fn", 8, rounding=TOKENS)
+    if powers:
+        form = replace(form, rounding=replace(form.rounding or TOKENS, scale=powers))
+    return Scheme(form, {}, left, caches)
 
 
 def blocks(
@@ -60,30 +59,22 @@ def blocks(
 
 def read_fbgemm(path: str, values: Json) -> Scheme:
     """The scheme of a checkpoint by FBGEMM, with a scale for each output."""
-    largest = values.get("activation_scale_ub") or 0.0
+    settings, largest = Settings(path, values), values.get("activation_scale_ub") or 0.0
     if not isinstance(largest, int | float) or largest < 0:
-        refusal = Settings(path, values).refusal
-        raise refusal(f"activation_scale_ub {largest!r}", "a number above zero")
+        raise settings.refusal(f"activation_scale_ub {largest!r}", "a number above zero")
     rounding = replace(TOKENS, largest=float(largest))
     form = replace(CHANNELS, rounding=rounding)
-    return Scheme(form, patterns=plain(values.get("modules_to_not_convert")))
+    return Scheme(form, patterns=settings.left_plain("modules_to_not_convert"))
 
 
 def read_ptpc(path: str, values: Json) -> Scheme:
     """The scheme of a checkpoint with a scale for each output, or of a plain one to round so."""
     form = replace(CHANNELS, rounding=TOKENS)
-    return Scheme(form, patterns=plain(values.get("ignored_layers")), in_flight=Rounded(CHANNELS))
+    left = Settings(path, values).left_plain("ignored_layers")
+    return Scheme(form, patterns=left, in_flight=Rounded(CHANNELS))
 
 
 def read_mxfp8(path: str, values: Json) -> Scheme:
     """The scheme of a checkpoint with a power of two for each 32 inputs."""
-    return Scheme(MXFP8, patterns=plain(values.get("modules_to_not_convert")))
-
-
-def plain(names: object) -> tuple[tuple[re.Pattern[str], None], ...]:
-    """Patterns of layers that are left plain: names of them or of modules that hold them."""
-    if not isinstance(names, list):
-        return ()
-    return tuple(
-        (re.compile(rf"(.*\.)?{re.escape(str(name).strip('.'))}(\.|$)"), None) for name in names
-    )
+    left = Settings(path, values).left_plain("modules_to_not_convert", "ignored_layers")
+    return Scheme(MXFP8, patterns=left)

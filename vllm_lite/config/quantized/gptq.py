@@ -34,7 +34,8 @@ def read_bitblas(path: str, values: Json) -> Scheme:
 def form_of(settings: Settings) -> PackedIntegers:
     """The form of layers for which there is no rule."""
     values = settings.values
-    stored = values.get("checkpoint_format") or values.get("format") or "gptq"
+    usual = "marlin_24" if values.get("quant_method") == "gptq_marlin_24" else "gptq"
+    stored = values.get("checkpoint_format") or values.get("format") or usual
     if values.get("is_marlin_format"):
         stored = "marlin"
     if values.get("is_bitblas_format"):

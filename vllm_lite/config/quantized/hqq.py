@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vllm_lite.config.quantized.awq import left_plain
 from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Settings
 from vllm_lite.config.values import Json
 
@@ -16,7 +15,7 @@ def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
     found = settings.table("quant_config", values.get("quant_config"))
-    plain = left_plain(settings, "skip_modules")
+    plain = settings.left_plain("skip_modules")
     if _GROUPS in found:
         return Scheme(_form_of(settings, found), patterns=plain)
     # Settings by the last names of layers; others are plain.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vllm_lite.config.quantized.fp8 import CHANNELS, MXFP8
-from vllm_lite.config.quantized.schemes import NF4, Rounding, StoredCodes
+from vllm_lite.config.quantized.schemes import NF4, Rounding, StoredCodes, layers_of, names_of
 from vllm_lite.config.values import Json
 from vllm_lite.errors import UsageError
 
@@ -62,6 +62,8 @@ class InFlight:
     ignore: tuple[re.Pattern[str], ...] = ()
     # Layers that are rounded at all; none: every one.
     targets: tuple[re.Pattern[str], ...] = ()
+    # The option that has to round a layer; "": none has to.
+    option: str = ""
 
     def name_of(self, layer: str) -> str | None:
         """The name for a layer of the checkpoint; None: it stays as it is."""
@@ -80,7 +82,7 @@ def in_flight(quantization: str | None, settings: Json | None, stored: object = 
     if quantization in EXPERTS:
         if settings:
             raise UsageError(f"{_FLAG} and --quantization {quantization} are one thing; give one")
-        return InFlight(None, EXPERTS[quantization])
+        return InFlight(None, EXPERTS[quantization], option=f"--quantization {quantization}")
     if not settings:
         is_kept = stored == "mxfp4" and quantization in (None, "mxfp4", "gpt_oss_mxfp4")
         return InFlight(None, "mxfp4") if is_kept else InFlight(quantization, quantization)
@@ -94,18 +96,15 @@ def in_flight(quantization: str | None, settings: Json | None, stored: object = 
     if not any(names.values()):
         raise UsageError(f"{_FLAG} rounds nothing; give linear, moe or --quantization")
     ignore, targets = (_patterns(part, settings.get(part)) for part in ("ignore", "targets"))
-    return InFlight(names["linear"], names["moe"], ignore, targets)
+    return InFlight(names["linear"], names["moe"], ignore, targets, _FLAG)
 
 
 def _patterns(part: str, given: Any) -> tuple[re.Pattern[str], ...]:
     """Names of layers or of modules that hold them, or re: and a regular expression."""
-    names = [] if given is None else given
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    names = names_of(given)
+    if names is None:
         raise UsageError(f"{_FLAG}.{part} {given!r} has to be a list of names, or of re:PATTERN")
     try:
-        return tuple(
-            re.compile(name[3:] if name.startswith("re:") else rf"(.*\.)?{re.escape(name)}(\.|$)")
-            for name in names
-        )
+        return tuple(re.compile(layers_of(name)) for name in names)
     except re.error as error:
         raise UsageError(f"{_FLAG}.{part} has a pattern that is none: {error}") from None

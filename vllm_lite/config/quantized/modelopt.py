@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +25,13 @@ _NVFP4: dict[str, Any] = {
 NVFP4 = StoredCodes("float4_e2m1", 4, rounding=_NV, input_scale="input_scale", **_NVFP4)
 _CHANNELS = StoredCodes("float8_e4m3fn", 8, block=(1, None), scale_shape="flat", rounding=TOKENS)
 _BLOCK = [128, 128]
+_INT4 = StoredCodes("int", 4, packing="outputs", input_factor="pre_quant_scale")
+# Integers of four bits in groups. A second scale, of weights as floats of eight bits within a
+# product by such, changes none of their values.
+_AWQ = {
+    "W4A16_AWQ": _INT4,
+    "W4A8_AWQ": replace(_INT4, rounding=TENSOR, input_scale="input_scale"),
+}
 
 
 def read(path: str, values: Json) -> Scheme:
@@ -34,33 +39,30 @@ def read(path: str, values: Json) -> Scheme:
     nested = values.get("quantization")
     values = {**values, **nested} if isinstance(nested, dict) else values
     settings = Settings(path, values)
-    kept = values.get("exclude_modules") or values.get("ignore") or []
-    patterns = tuple((wildcard(str(name)), None) for name in kept)
+    patterns = settings.left_plain("exclude_modules", "ignore")
     cache = values.get("kv_cache_quant_algo") or values.get("kv_cache_scheme")
-    algorithm = str(values.get("quant_algo", "")).upper()
     if cache and values.get("quant_algo") is None:
         return Scheme(None, patterns=patterns, has_cache_scales=_is_fp8(settings, cache))
-    if algorithm != "MIXED_PRECISION":
-        form = _form(settings, algorithm, values.get("group_size"))
+    if str(values.get("quant_algo")).upper() != "MIXED_PRECISION":
+        form = _form(settings)
         return Scheme(form, patterns=patterns, has_cache_scales=_is_fp8(settings, cache))
     layers = values.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise settings.refusal("no quantized_layers", "MIXED_PRECISION with one or more")
+    bare = {"quant_algo": None, "group_size": None}
     named: dict[str, Form | None] = {
-        name: _form(settings, str(layer.get("quant_algo", "")).upper(), layer.get("group_size"))
+        name: _form(settings.changed({**bare, **settings.table(f"layer {name}", layer)}))
         for name, layer in layers.items()
     }
     return Scheme(None, named, patterns, _is_fp8(settings, cache))
 
 
-def wildcard(name: str) -> re.Pattern[str]:
-    """The layers that a wildcard names, those of a module or of a part of its name."""
-    if "*" in name:
-        return re.compile(fnmatch.translate(name))
-    return re.compile(rf"(.*\.)?{re.escape(name)}(\.|$)")
-
-
-def _form(settings: Settings, algorithm: str, group_size: Any) -> StoredCodes:
+def _form(settings: Settings) -> StoredCodes:
+    """The form of all layers, or of one."""
+    algorithm = str(settings.values.get("quant_algo") or "").upper()
+    if algorithm in _AWQ:
+        settings.one_of("has_zero_point", settings.values.get("has_zero_point", False), (False,))
+        return replace(_AWQ[algorithm], block=(1, settings.group_size()))
     forms = {
         "FP8": StoredCodes("float8_e4m3fn", 8, rounding=TENSOR, input_scale="input_scale"),
         "FP8_PER_CHANNEL_PER_TOKEN": _CHANNELS,
@@ -71,22 +73,12 @@ def _form(settings: Settings, algorithm: str, group_size: Any) -> StoredCodes:
         "W4A16_NVFP4": StoredCodes("float4_e2m1", 4, **_NVFP4),
         "MXFP8": MXFP8,
     }
-    if algorithm == "W4A16_AWQ":
-        return _awq(settings.changed({"group_size": group_size}))
-    settings.one_of("quant_algo", algorithm, (*forms, "W4A16_AWQ", "MIXED_PRECISION"))
+    settings.one_of("quant_algo", algorithm, (*forms, *_AWQ, "MIXED_PRECISION"))
     if "NVFP4" in algorithm:
-        settings.one_of("group_size", group_size, (16, None))
+        settings.one_of("group_size", settings.values.get("group_size"), (16, None))
     if algorithm not in forms:
         raise settings.refusal("MIXED_PRECISION within a layer", ", ".join(forms))
     return forms[algorithm]
-
-
-def _awq(settings: Settings) -> StoredCodes:
-    """Integers of four bits in groups."""
-    has_zeros = settings.values.get("has_zero_point", False)
-    settings.one_of("has_zero_point", has_zeros, (False,))
-    block = (1, settings.group_size())
-    return StoredCodes("int", 4, packing="outputs", block=block, input_factor="pre_quant_scale")
 
 
 def _is_fp8(settings: Settings, cache: Any) -> bool:

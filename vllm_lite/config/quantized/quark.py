@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from vllm_lite.config.quantized.fp8 import blocks
-from vllm_lite.config.quantized.modelopt import wildcard
 from vllm_lite.config.quantized.schemes import (
     Form,
     Number,
@@ -14,6 +13,7 @@ from vllm_lite.config.quantized.schemes import (
     Scheme,
     Settings,
     StoredCodes,
+    layers_of,
 )
 from vllm_lite.config.values import Json
 
@@ -29,13 +29,9 @@ _BYTES: dict[str, Number] = {"fp8_e4m3": "float8_e4m3fn", "int8": "int"}
 def read(path: str, values: Json) -> Scheme:
     """The scheme of the checkpoint at `path`; raises CheckpointError."""
     settings = Settings(path, values)
-    patterns: list[tuple[re.Pattern[str], Form | None]] = []
-    for name in values.get("exclude") or ():
-        is_pattern = str(name).startswith("re:")
-        matched = settings.pattern(name[3:]) if is_pattern else wildcard(str(name))
-        patterns.append((matched, None))
+    patterns: list[tuple[re.Pattern[str], Form | None]] = [*settings.left_plain("exclude")]
     for name, layer in (values.get("layer_quant_config") or {}).items():
-        patterns.append((wildcard(str(name)), _form(settings, layer)))
+        patterns.append((settings.pattern(layers_of(name)), _form(settings, layer)))
     kinds = values.get("layer_type_quant_config") or {}
     linear = next((kinds[kind] for kind in kinds if str(kind).endswith("Linear")), None)
     whole = linear or values.get("global_quant_config")
@@ -45,13 +41,13 @@ def read(path: str, values: Json) -> Scheme:
 
 
 def _form(settings: Settings, layer: Json) -> Form | None:
-    weight, inputs = _levels(layer.get("weight")), _levels(layer.get("input_tensors"))
+    weight = _levels(layer.get("weight"))
     if not weight:
         return None
     first = weight[0]
     if first.get("is_dynamic"):
         raise settings.refusal("dynamic weights", "static ones")
-    rounding, scale = _inputs(settings, inputs)
+    inputs = _inputs(settings, _levels(layer.get("input_tensors")))
     dtype = first.get("dtype")
     if len(weight) == 2:
         found = [(level.get("dtype"), level.get("qscheme")) for level in weight]
@@ -65,15 +61,14 @@ def _form(settings: Settings, layer: Json) -> Form | None:
             block=(1, 16),
             scale_number="float8_e4m3fn",
             super_scale="weight_scale_2",
-            rounding=rounding,
-            input_scale=scale,
+            **inputs,
         )
     settings.one_of("weight.dtype", dtype, (*_SMALL, "int8"))
     schemes = ("per_tensor", "per_channel", "per_group", "per_block")
     scheme = settings.one_of("weight.qscheme", first.get("qscheme"), schemes)
     if scheme == "per_block" and first.get("scale_type") != "float8_e8m0fnu":
         form = blocks(settings, first.get("block_size"), "weight_scale")
-        return StoredCodes(form.number, 8, block=form.block, rounding=rounding)
+        return StoredCodes(form.number, 8, block=form.block, rounding=inputs.get("rounding"))
     if scheme in ("per_group", "per_block"):
         size = first.get("group_size") if scheme == "per_group" else first.get("block_size")
         rows = size[0] if isinstance(size, list) and len(size) == 2 else 1
@@ -88,19 +83,17 @@ def _form(settings: Settings, layer: Json) -> Form | None:
             packing,
             block=(rows, 32),
             scale_number="e8m0",
-            rounding=rounding,
-            input_scale=scale,
+            **inputs,
         )
     number = _BYTES[settings.one_of("weight.dtype", dtype, tuple(_BYTES))]
-    settings.one_of("weight.symmetric", first.get("symmetric", True), (True, None))
+    settings.one_of("weight.symmetric", _is_even(first), (True,))
     is_whole = scheme == "per_tensor"
     return StoredCodes(
         number,
         8,
         block=(None, None) if is_whole else (1, None),
         scale_shape="flat",
-        rounding=rounding,
-        input_scale=scale,
+        **inputs,
     )
 
 
@@ -111,28 +104,30 @@ def _levels(config: Any) -> list[Json]:
     return [config] if config else []
 
 
-def _inputs(settings: Settings, levels: list[Json]) -> tuple[Rounding | None, str]:
-    """How inputs are rounded, and the suffix of their scale."""
+def _inputs(settings: Settings, levels: list[Json]) -> dict[str, Any]:
+    """The fields of StoredCodes that say how inputs are rounded."""
     if not levels:
-        return None, ""
+        return {}
     first = levels[0]
     if len(levels) == 2:
         settings.one_of("input_tensors.dtype", first.get("dtype"), ("fp4",))
         nested = Rounding("float4_e2m1", 4, "group", 16, True, "float8_e4m3fn")
-        return nested, "input_scale_2"
+        return {"rounding": nested, "input_scale": "input_scale_2"}
     dtype = settings.one_of("input_tensors.dtype", first.get("dtype"), (*_SMALL, "int8"))
     scheme = first.get("qscheme")
     if scheme == "per_group":
         number, bits = _SMALL[settings.one_of("input_tensors.dtype", dtype, tuple(_SMALL))]
         size = settings.one_of("input_tensors.group_size", first.get("group_size"), (32, 128))
         scale: Any = "e8m0" if first.get("scale_format") == "e8m0" else "float32"
-        return Rounding(number, bits, "group", size, scale=scale), ""
+        return {"rounding": Rounding(number, bits, "group", size, scale=scale)}
     settings.one_of("input_tensors.qscheme", scheme, ("per_tensor", "per_channel"))
     number = _BYTES[settings.one_of("input_tensors.dtype", dtype, tuple(_BYTES))]
+    is_even = _is_even(first)
     if first.get("is_dynamic"):
-        return Rounding(number, 8, "token", is_symmetric=_is_even(first)), ""
-    settings.one_of("input_tensors.symmetric", _is_even(first), (True,))
-    return Rounding(number, 8, "tensor", is_static=True), "input_scale"
+        return {"rounding": Rounding(number, 8, "token", is_symmetric=is_even)}
+    rounding = Rounding(number, 8, "tensor", is_static=True, is_symmetric=is_even)
+    zero = "" if is_even else "input_zero_point"
+    return {"rounding": rounding, "input_scale": "input_scale", "input_zero_point": zero}
 
 
 def _is_even(level: Json) -> bool:

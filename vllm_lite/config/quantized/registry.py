@@ -88,7 +88,9 @@ HARDWARE: Final = {
 
 def with_quantization(hf_config: Json, directory: Path) -> Json:
     """`hf_config` with the settings that a checkpoint has under another name or in another file."""
-    found = hf_config.get("quantization_config") or hf_config.get("compression_config")
+    hf_config = dict(hf_config)
+    older = hf_config.pop("compression_config", None)  # compressed-tensors' own name
+    found = hf_config.get("quantization_config", older)
     for name in _BESIDE:
         if not found and (directory / name).is_file():
             found = read_json(directory / name)
@@ -131,8 +133,9 @@ def _unreadable(path: str, method: str | None) -> CheckpointError:
         )
     if method in IN_FLIGHT or method in EXPERTS:
         return CheckpointError(
-            f"{given}, which rounds plain checkpoints as they are loaded; use --quantization "
-            f"{method} and --hf-overrides '{{\"quantization_config\": null}}'"
+            f"{given}, which rounds plain checkpoints as they are loaded; if its weights are plain"
+            f", use --quantization {method} and --hf-overrides '{{\"quantization_config\": null}}'"
+            ", else name what packed them, as modelopt or compressed-tensors"
         )
     if method in OTHER_NAMES:
         return CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -27,6 +28,9 @@ class PackedIntegers:
     group_size: int | None
     zeros_are_less_by_one: bool = False
     is_symmetric: bool = False
+    # Of BitBLAS's, which its tensors tell: codes for inputs of float16, and a tensor's suffix.
+    is_paired: bool = False
+    zeros: str = "zeros"
 
 
 Number = Literal[
@@ -47,7 +51,8 @@ class Rounding:
 
     The scale is the largest value's, or, with `is_static`, the checkpoint's for the whole tensor,
     as is the zero point then unless it `is_symmetric`.
-    Groups of floats of four bits have scales that are 8-bit floats themselves, or powers of two.
+    Groups of floats of four bits have scales that are 8-bit floats themselves, or powers of two;
+    DeepSeek's powers, ue8m0, are those that leave no value out of range.
     """
 
     number: Number
@@ -55,7 +60,7 @@ class Rounding:
     scope: Literal["tensor", "token", "group"]
     group_size: int = 0
     is_static: bool = False
-    scale: Literal["float32", "float8_e4m3fn", "e8m0"] = "float32"
+    scale: Literal["float32", "float8_e4m3fn", "e8m0", "ue8m0"] = "float32"
     is_symmetric: bool = True
     # Magnitudes beyond it are cut off; 0: none are.
     largest: float = 0.0
@@ -145,6 +150,28 @@ def describe(form: Any) -> str:
 
 
 STORAGES: Final = ("uint8", "float16", "bfloat16", "float32")
+
+
+def names_of(value: object) -> list[str] | None:
+    """The names of a setting: a list of them, one alone, or none; None if it is no such thing."""
+    names = [value] if isinstance(value, str) else value or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return names
+
+
+def layers_of(name: str) -> str:
+    """A regular expression of layers: after "re:", a wildcard's, or those of a module by its name.
+
+    Modules may be named by the end of their names, and layers as their weights are.
+    """
+    if name.startswith("re:"):
+        return name[3:]
+    if "*" in name:
+        return fnmatch.translate(name)
+    return rf"(?:.*\.)?{re.escape(name.strip('.').removesuffix('.weight'))}(?:\.|$)"
+
+
 # bitsandbytes' default, and QLoRA's.
 NF4 = StoredCodes("nf4", 4, block=(1, 64))
 
@@ -226,6 +253,19 @@ class Settings:
         if type(size) is not int or size < 1 or not (is_any or size == 16 or size % 32 == 0):
             raise self.refusal(f"{name} {size!r}", known)
         return size
+
+    def names(self, *settings: str) -> list[str]:
+        """The names under the first of `settings` that has any; a string is one of them."""
+        setting = next((name for name in settings if self.values.get(name)), settings[0])
+        found = names_of(self.values.get(setting))
+        if found is None:
+            raise self.refusal(f"{setting} {self.values[setting]!r}", "a list of names")
+        return found
+
+    def left_plain(self, *settings: str) -> tuple[tuple[re.Pattern[str], None], ...]:
+        """Patterns of the layers that the first of `settings` with any names leaves as they are."""
+        names = self.names(*settings)
+        return tuple((self.pattern(layers_of(name)), None) for name in names)
 
     def pattern(self, text: str) -> re.Pattern[str]:
         """A regular expression of the settings, compiled."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vllm_lite.config.quantized.awq import left_plain
 from vllm_lite.config.quantized.schemes import (
     Form,
     PackedIntegers,
@@ -40,7 +39,7 @@ def read(path: str, values: Json) -> Scheme:
     found = values.get("quant_type")
     kind = found.get("default") if isinstance(found, dict) else found
     patterns: list[tuple[re.Pattern[str], Form | None]] = []
-    patterns += left_plain(settings, "modules_to_not_convert")
+    patterns += settings.left_plain("modules_to_not_convert")
     if isinstance(kind, str) and kind in _FUNCTIONS:
         kind = {"_type": _FUNCTIONS[kind], "_data": values.get("quant_type_kwargs")}
     if not isinstance(kind, dict) or kind.get("_type") not in _BY_NAME:

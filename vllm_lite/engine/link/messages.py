@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 
 
 class CoreJob(msgspec.Struct):
-    """What a core is started with: a VllmConfig as msgpack, and how many front ends it has."""
+    """The first message to a core: a VllmConfig as msgpack, and how many front ends it has."""
 
     config: msgspec.Raw
     num_front_ends: int

@@ -204,24 +204,27 @@ def grouped_linear(
     zero = None if rounding is None else rounding.zero
     check_floats("grouped_linear", "scale", scale, 1)
     check_floats("grouped_linear", "zero", zero, 1)
-    number, group_size, is_shifted = 0, 0, False
+    number, group_size, is_shifted, is_power = 0, 0, False, False
     if rounding is not None and _is_rounded_by_kernel(rounding, weight):
         number, group_size = _NUMBERS[rounding.number], rounding.group_size or weight.num_inputs
-        is_shifted = rounding.is_shifted
+        is_shifted, is_power = rounding.is_shifted, rounding.scales == "ue8m0"
     elif rounding is not None:
-        x = round_activations(x, rounding)
+        rounded = round_activations(x, rounding)
+        # Small floats times powers of two are numbers of bfloat16 too, whose product is faster.
+        is_brief = x.dtype is torch.bfloat16 and rounding.scales in ("e8m0", "ue8m0")
+        x = rounded.bfloat16() if is_brief else rounded
     out = result_of("grouped_linear", out, (len(x), weight.num_outputs), out_dtype)
     calls.get().grouped_linear(
         *(len(x), dtype_number("grouped_linear", x), x, row_stride("grouped_linear", x)),
         *(weight.fields, bias, DTYPES[out.dtype], out, row_stride("grouped_linear", out)),
-        *(number, group_size, scale, is_shifted, zero),
+        *(number, group_size, scale, is_shifted, zero, is_power),
     )
     return out
 
 
 def _is_rounded_by_kernel(rounding: ActivationRounding, weight: PackedGrouped) -> bool:
     """Whether rows of codes times a scale are the product's, by groups of whole segments."""
-    if rounding.values is not None or rounding.scales != "float32":
+    if rounding.values is not None or rounding.scales not in ("float32", "ue8m0"):
         return False
     size = rounding.group_size
     if rounding.is_shifted and (size or (rounding.scale is None) != (rounding.zero is None)):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +35,15 @@ def map_zeros(num_bytes: int) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % HUGE_PAGE
     return whole[start : start + num_bytes]
+
+
+def empty_on_host(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor, in huge pages if it fills some: the system clears them faster."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    with contextlib.suppress(OSError, OverflowError):  # torch says why it gets no memory
+        if num_bytes >= HUGE_PAGE:
+            return map_zeros(num_bytes).view(dtype).view(*shape)
+    return torch.empty(*shape, dtype=dtype, device="cpu")
 
 
 def release_pages(memory: Tensor) -> int:

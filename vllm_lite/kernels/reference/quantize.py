@@ -32,6 +32,22 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tuple[T
     return codes.flatten(-2).to(dtype), (highest / largest).squeeze(-1)
 
 
+def quantize_by_powers(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tuple[Tensor, Tensor]:
+    """quantize_rows with scales that are powers of two, for an fp8 dtype.
+
+    Each is the least power that keeps the group within the type's range (DeepSeek-V3.1's ue8m0).
+    """
+    largest = LARGEST[dtype]
+    groups = x.float().reshape(len(x), -1, group_size or x.shape[-1])
+    highest = groups.abs().amax(-1, keepdim=True)
+    usable = (highest > SMALLEST_ROW) & highest.isfinite()
+    mantissas, exponents = torch.frexp(highest / largest)
+    powers = torch.ldexp(torch.ones_like(mantissas), exponents - (mantissas == 0.5).int())
+    scales = torch.where(usable, powers, highest)
+    codes = torch.where(usable, groups / scales, 0.0).clamp(-largest, largest)
+    return codes.flatten(-2).to(dtype), scales.squeeze(-1)
+
+
 def quantize_by_scale(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Quantise x [T, N] to dtype by a given scale [1] float32.
 

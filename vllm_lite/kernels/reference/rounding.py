@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vllm_lite.kernels.reference.quantize import SMALLEST_ROW, quantize_by_scale, quantize_rows
+from vllm_lite.kernels.reference.quantize import (
+    SMALLEST_ROW,
+    quantize_by_powers,
+    quantize_by_scale,
+    quantize_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +29,8 @@ class ActivationRounding:
     scale: Tensor | None = None  # [1] float32
     # The values >= 0 of a smaller float, in order, in place of those of `number`.
     values: Tensor | None = None
-    # Of groups: powers of two; or 8-bit floats times `scale`.
-    scales: Literal["float32", "e8m0", "float8_e4m3fn"] = "float32"
+    # Of groups: powers of two, down (e8m0) or up (ue8m0); or 8-bit floats times `scale`.
+    scales: Literal["float32", "e8m0", "ue8m0", "float8_e4m3fn"] = "float32"
     # Rows of int8 begin at their least value, rather than lie around zero; or `zero` [1] float32
     # is the code of zero, with `scale`.
     is_shifted: bool = False
@@ -41,8 +46,9 @@ def round_activations(x: Tensor, rounding: ActivationRounding) -> Tensor:
         return quantize_by_scale(x, scale, number).float() * scale
     num_inputs = x.shape[1]
     x = pad(x, (0, -num_inputs % size)) if size else x
-    if rounding.scales == "float32" and rounding.values is None:
-        codes, scales = quantize_rows(x, number, size)
+    if rounding.scales in ("float32", "ue8m0") and rounding.values is None:
+        quantize = quantize_rows if rounding.scales == "float32" else quantize_by_powers
+        codes, scales = quantize(x, number, size)
         groups = codes.float().view(*scales.shape, -1) * scales.unsqueeze(-1)
     else:
         groups = _round_groups(x.float().view(len(x), -1, size), rounding)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import StoredCodes
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cpu.mapped_memory import empty_on_host
+from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.pieces import rows_at_once
 from vllm_lite.quantization.layouts.numbers import values_of
@@ -123,9 +125,9 @@ class CodesLayout:
     def _codes(self, input_size: int, output_size: int) -> StoredTensor:
         form = self._form
         if form.packing == "bytes":
-            data = torch.empty(output_size, input_size, dtype=_BYTES[form.number], device="cpu")
+            data = empty_on_host((output_size, input_size), _BYTES[form.number])
             return _stored(data, (1, 1), None)
-        unpacked = torch.empty(output_size, input_size, dtype=torch.uint8, device="cpu")
+        unpacked = empty_on_host((output_size, input_size), torch.uint8)
         if form.packing == "outputs":
             return _stored(unpacked, (1, 1), _PAIRS_OF_OUTPUTS)
         return _stored(unpacked, (1, 1), _in_pieces(_PACKINGS[form.packing](form.bits)))
@@ -148,15 +150,18 @@ def _unsigned(stored: Tensor, bits: int) -> Tensor:
 def _in_pieces(packed: Unpacking) -> Unpacking:
     """The same, some rows at a time: numbers are much wider while they are unpacked."""
 
-    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
-        codes = torch.empty(tuple(shape), dtype=torch.uint8)
-        count = rows_at_once(shape[1], stored.device, _CACHED_CODES)
+    def fill(stored: Tensor, codes: Tensor) -> None:
+        count = rows_at_once(codes.shape[1], stored.device, _CACHED_CODES)
         for to, rows in zip(*(torch.split(each, count) for each in (codes, stored)), strict=True):
             to.copy_(packed.values(rows, to.shape))
+
+    def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
+        codes = torch.empty(tuple(shape), dtype=torch.uint8)
+        fill(stored, codes)
         return codes
 
     earlier = None if packed.earlier is None else _in_pieces(packed.earlier)
-    return Unpacking(packed.dtype, packed.shape, values, earlier)
+    return Unpacking(packed.dtype, packed.shape, values, earlier, fill)
 
 
 def _turned(words: Unpacking) -> Unpacking:
@@ -171,21 +176,15 @@ def _turned(words: Unpacking) -> Unpacking:
 
 def _words(bits: int) -> Unpacking:
     """Codes in the lowest bits of a word first, of 32 / bits each; else on through all words."""
-    if 32 % bits == 0:
-        return _whole_words(bits)
 
     def values(stored: Tensor, shape: Sequence[int]) -> Tensor:
-        places = torch.arange(shape[1]) * bits
-        first, shift = places // 32, places % 32
-        words = torch.nn.functional.pad(stored, (0, 1)).long() & 0xFFFFFFFF
-        pairs = words[:, first] | words[:, first + 1] << 32
-        codes: Tensor = (pairs >> shift) & (2**bits - 1)
-        return codes.to(torch.uint8)
+        return ops().unpack_words(stored, bits)[:, : shape[1]]
 
     def shape(full: Sequence[int]) -> tuple[int, ...]:
         return (full[0], -(-full[1] * bits // 32))
 
-    return Unpacking(torch.int32, shape, values, earlier=_whole_words(bits))
+    earlier = None if 32 % bits == 0 else _whole_words(bits)
+    return Unpacking(torch.int32, shape, values, earlier)
 
 
 def _whole_words(bits: int) -> Unpacking:

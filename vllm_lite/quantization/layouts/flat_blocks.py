@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import FlatBlocks
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cpu.mapped_memory import empty_on_host
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.method import StoredTensor, Unpacking
@@ -34,7 +35,7 @@ class FlatBlocksLayout:
             raise CheckpointError(
                 f"{input_size} inputs of a layer have no common groups with blocks of {BLOCK}"
             )
-        codes = torch.empty(output_size, input_size, dtype=torch.uint8, device="cpu")
+        codes = empty_on_host((output_size, input_size), torch.uint8)
         scales = torch.empty(output_size, input_size // group, device="cpu")
         return {
             "weight": _stored(codes, _codes_of(getattr(torch, self._form.storage)), 1),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import PackedIntegers
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.cpu.mapped_memory import empty_on_host
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.quantization.layouts.packed import LAYOUTS, Packed
 from vllm_lite.quantization.layouts.tiles import spread
@@ -40,10 +41,7 @@ class IntegerLayout:
         form = self._form
         held = {self._tensors[suffix].role: tensor for suffix, tensor in weights.items()}
         scales, middle = held["scales"], 2 ** (form.bits - 1)
-        if "two_codes" in held:
-            codes, scales = _chosen(held["two_codes"], scales, form.bits)
-        else:
-            codes = held["codes"]
+        codes = held["codes"]
         if "pairs" in held:
             codes = spread(codes, held["pairs"], middle)
         if "channels" in held:
@@ -76,7 +74,6 @@ def smallest(scales: Tensor) -> Tensor:
 
 
 def _unfilled(packed: Packed, inputs: int, outputs: int, group_size: int | None) -> StoredTensor:
-    device, host = torch.get_default_device(), "cpu"
     dtype = torch.uint8
     if packed.role in ("scales", "channels", "negated_minimums") or packed.dtype is None:
         dtype = torch.float32
@@ -85,21 +82,21 @@ def _unfilled(packed: Packed, inputs: int, outputs: int, group_size: int | None)
     if packed.role == "order":
         shape: tuple[int, ...] = (inputs,)
         dtype, input_dim = torch.int32, 0
-    elif packed.role in ("codes", "two_codes", "pairs"):
+    elif packed.role in ("codes", "pairs"):
         shape = (outputs, inputs // per_item)
     elif packed.role == "channels" or group_size is None:
         shape, input_dim = (outputs, 1), None
     else:
         shape, per_item = (outputs, inputs // group_size), group_size
     if packed.default is None:
-        data = torch.empty(shape, dtype=dtype, device=host)
+        data = empty_on_host(shape, dtype)
     else:
-        data = torch.full(shape, packed.default, dtype=dtype, device=host)
+        data = torch.full(shape, packed.default, dtype=dtype, device="cpu")
     return StoredTensor(
         data,
         output_dim=None if packed.role == "order" else 0,
         input_dim=input_dim,
-        device=device,
+        device=torch.get_default_device(),
         inputs_per_item=per_item,
         unpacking=_unpacking(packed),
         is_optional=packed.default is not None,
@@ -112,7 +109,9 @@ def _unpacking(packed: Packed) -> Unpacking:
         unpacked = packed.values(stored, rows, columns)
         return unpacked[tuple(slice(size) for size in shape)]
 
-    return Unpacking(packed.dtype, lambda shape: packed.shape(*_two(shape)), values)
+    return Unpacking(
+        packed.dtype, lambda shape: packed.shape(*_two(shape)), values, fill=packed.fill
+    )
 
 
 def _two(shape: Sequence[int]) -> tuple[int, int]:
@@ -125,13 +124,6 @@ def _split_zeros(zeros: Tensor, scales: Tensor) -> tuple[Tensor | None, Tensor |
     if torch.equal(whole.float(), zeros):
         return whole, None
     return None, zeros * scales
-
-
-def _chosen(codes: Tensor, scales: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The codes of the upper halves in rows whose scales have a last bit; scales without it."""
-    words = scales.view(torch.int32)
-    shifts = (words[:, :1] & 1).to(torch.uint8) << 2
-    return (codes >> shifts) & (2**bits - 1), (words & -2).view(torch.float32)
 
 
 def _by_group(codes: Tensor, groups: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:

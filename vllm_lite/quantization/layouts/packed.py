@@ -15,22 +15,20 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import PackedIntegers
 from vllm_lite.errors import CheckpointError
+from vllm_lite.kernels.dispatch import ops
+from vllm_lite.kernels.reference.words import numbers
 from vllm_lite.quantization.layouts.tiles import Kind, from_tiled_scales, from_tiles, pairs_of
 from vllm_lite.quantization.layouts.words import (
-    awq_numbers,
     fast_numbers,
-    numbers,
     padded_groups,
     paired_numbers,
     stacked_numbers,
 )
 
 # Codes and places of codes are numbers of inputs; `order` is an input's group; `channels` are
-# factors of the scales; the others belong to groups. `zeros` may be floats. `two_codes` are what
-# two orders make of a tensor, in the halves of bytes; the last bit of a row's scales chooses one.
+# factors of the scales; the others belong to groups. `zeros` may be floats.
 Role = Literal[
     "codes",
-    "two_codes",
     "pairs",
     "order",
     "channels",
@@ -52,6 +50,8 @@ class Packed:
     inputs_per_item: int = 1
     # The value where a checkpoint leaves the tensor out.
     default: int | None = None
+    # Writes all values to a tensor [rows, columns] on the host.
+    fill: Callable[[Tensor, Tensor], None] | None = None
 
 
 def _flipped(stored: Tensor, rows: int, columns: int) -> Tensor:
@@ -71,13 +71,16 @@ def _words(count: int, bits: int) -> int:
 
 def _awq(form: PackedIntegers) -> dict[str, Packed]:
     def values(stored: Tensor, rows: int, columns: int) -> Tensor:
-        return awq_numbers(stored)
+        return ops().unpack_words(stored, 4, are_outputs=True)
+
+    def fill(stored: Tensor, out: Tensor) -> None:
+        ops().unpack_words(stored, 4, True, out)
 
     def shape(rows: int, columns: int) -> tuple[int, int]:
         return columns, _words(rows, 4)
 
     return {
-        "qweight": Packed("codes", torch.int32, shape, values),
+        "qweight": Packed("codes", torch.int32, shape, values, fill=fill),
         "qzeros": Packed("zeros", torch.int32, shape, values, default=_middle(form)),
         "scales": _floats("scales"),
     }
@@ -124,14 +127,19 @@ def _awq_gemv_fast(form: PackedIntegers) -> dict[str, Packed]:
 
 def _gptq(form: PackedIntegers) -> dict[str, Packed]:
     def codes(stored: Tensor, rows: int, columns: int) -> Tensor:
-        return numbers(stored.T, form.bits)
+        return ops().unpack_words(stored.T, form.bits)
+
+    def fill(stored: Tensor, out: Tensor) -> None:
+        ops().unpack_words(stored.T, form.bits, out=out)
 
     def zeros(stored: Tensor, rows: int, columns: int) -> Tensor:
         return numbers(stored, form.bits).T
 
     bits = form.bits
     return {
-        "qweight": Packed("codes", torch.int32, lambda m, n: (_words(n, bits), m), codes),
+        "qweight": Packed(
+            "codes", torch.int32, lambda m, n: (_words(n, bits), m), codes, fill=fill
+        ),
         "qzeros": Packed(
             "zeros",
             torch.int32,
@@ -149,9 +157,7 @@ def _gptq(form: PackedIntegers) -> dict[str, Packed]:
 def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
     """BitBLAS's bytes: rows of outputs, with codes in the order in which its kernels take them.
 
-    Scales have the type of a kernel's inputs: those of float16 go with pairs of codes, for which
-    it has fast kernels, those of bfloat16 with codes as they come. It writes no zero points where
-    they are all the middle.
+    It writes no zero points where they are all the middle.
     """
     bits = form.bits
 
@@ -159,23 +165,22 @@ def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
         return numbers(stored, bits).T
 
     def codes(stored: Tensor, rows: int, columns: int) -> Tensor:
-        return numbers(stored, bits) | paired_numbers(stored, bits) << 4
+        return paired_numbers(stored, bits) if form.is_paired else numbers(stored, bits)
 
     def scales(stored: Tensor, rows: int, columns: int) -> Tensor:
-        if stored.dtype not in (torch.float16, torch.bfloat16):
+        if stored.dtype is not (torch.float16 if form.is_paired else torch.bfloat16):
             raise CheckpointError(
-                f"scales of {stored.dtype} are of no type for which BitBLAS packs; use a GPTQ "
-                "checkpoint"
+                f"scales of {stored.dtype} are of no type for which BitBLAS packs, or not of that "
+                "of the others; use a GPTQ checkpoint"
             )
-        is_paired = int(stored.dtype is torch.float16)
-        return (stored.float().view(torch.int32) | is_paired).view(torch.float32)
+        return stored
 
     tensors = {
-        "qweight": Packed("two_codes", torch.int8, lambda m, n: (m, n * bits // 8), codes),
+        "qweight": Packed("codes", torch.int8, lambda m, n: (m, n * bits // 8), codes),
         "scales": Packed("scales", None, lambda m, g: (m, g), scales),
     }
     if not form.is_symmetric:
-        tensors["zeros"] = Packed("zeros", torch.int8, lambda m, g: (g, m * bits // 8), zeros)
+        tensors[form.zeros] = Packed("zeros", torch.int8, lambda m, g: (g, m * bits // 8), zeros)
     return tensors
 
 

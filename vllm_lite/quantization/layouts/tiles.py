@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vllm_lite.quantization.layouts.words import numbers
+from vllm_lite.kernels.reference.words import numbers
 
 _TILE = 16
 Kind = Literal["marlin", "marlin_24", "qqq", "qqq_whole"]
