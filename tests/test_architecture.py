@@ -266,7 +266,7 @@ def test_few_functions_import_modules_of_this_package() -> None:
         for node in (node for function in functions for node in ast.walk(function)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm_lite"):
                 late.append(f"{ids(path)}:{node.lineno}")
-    assert len(set(late)) <= 10, late
+    assert len(set(late)) <= 11, late
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)

@@ -7,11 +7,10 @@ Without a constrained request it starts nothing and costs one look at a dict.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -348,11 +347,12 @@ class Constraints:
         return GrammarCache(self._pool)
 
     @cached_property
-    def _parsers(self) -> Any:
-        # By name: few engine cores need the formats of answers, and all start without.
-        registry = import_module("vllm_lite.parsers.registry")
-        registry.bind_parsers(self._config)
-        return registry
+    def _ends_in_reasoning(self) -> Callable[[str, str], bool | None]:
+        # Imported here: few engine cores need the formats of answers, and all must start fast.
+        from vllm_lite.parsers.registry import bind_parsers, prompt_ends_in_reasoning
+
+        bind_parsers(self._config)
+        return prompt_ends_in_reasoning
 
     def _begin(self, held: _Waiting) -> str | None:
         """Start a request whose grammar is compiled; returns why it cannot run, if it cannot."""
@@ -390,7 +390,7 @@ class Constraints:
         tokens = facts.vocabulary.tokens
         text = b"".join(tokens[token_id] for token_id in tail).decode("utf-8", "replace")
         parser = self._config.structured_outputs.reasoning_parser
-        begins_inside = self._parsers.prompt_ends_in_reasoning(parser, text)
+        begins_inside = self._ends_in_reasoning(parser, text)
         return Reasoning(facts.reasoning, begins_inside, params.thinking_token_budget)
 
     def _must_end(self, sequence: ConstrainedSequence, request: Request) -> bool:
