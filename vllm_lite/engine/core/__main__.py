@@ -11,12 +11,9 @@ import gc
 import signal
 import sys
 
-from vllm_lite.engine.core.preload import load_torch_libraries
-
 if __name__ == "__main__":
     # Modules and weights stay: to look for garbage among them takes up to 0.3 s of a start.
     gc.disable()
-    load_torch_libraries()
 
 import msgspec
 
