@@ -1,13 +1,14 @@
 """Perplexity of the demo model in every format of weights that its sizes allow, beside float32.
 
-    python benchmarks/format_perplexity.py                 25 minutes of two cores
+    python benchmarks/format_perplexity.py                 35 minutes of two cores
     python benchmarks/format_perplexity.py --only 'in flight' --windows 2 --output-json some.json
 
 The model is written plain, and from that in each format: by the writers of the tests where a tool
 would have written a checkpoint, by this package where it rounds in flight, and by llama.cpp's own
 quantiser (`make peers`) where it is a GGUF file, which is held against itself dequantised. Formats
 that share values cost the same, and one of them stands for all. What a tool finds from data
-(importance, scales of inputs, a better grid) is not there: each weight takes its nearest value.
+(importance, a better grid) is not there: each weight takes its nearest value. Static scales of
+inputs hold what layers read in the text's first 512 tokens.
 
 perplexity.py scores, always in float32. Results are added to the file one by one, and what it has
 is not measured again; `make docs` writes the table of docs/quantization.md from it.
@@ -25,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,134 +41,20 @@ from peers.engines import default_peers
 from peers.machine import describe_machine
 from perplexity import TEXT, score
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from tests.ggml_types import Newer
-from tests.models import integer_layouts as integers
-from tests.models import stored_codes as codes
-from tests.models.quantized_checkpoints import Quantise, Stored, awq, gptq
-from tests.models.test_aqlm import FORMS as AQLM
-from tests.models.test_integer_checkpoints import hqq, torchao
-from tests.models.test_quantized_checkpoints import AWQ, GPTQ
-from tests.models.test_stored_codes import CASES
+from tests.models.demo_checkpoints import CHECKPOINTS, Settings, fitted
+from tests.models.quantized_checkpoints import Quantise
 from vllm_lite.config.demo import demo_path
 from vllm_lite.config.quantized.in_flight import BLOCKS, CODES
 from vllm_lite.errors import VLLMLiteError
 
 BENCHMARKS = Path(__file__).parent
 OUTPUT = BENCHMARKS / "results" / "format_perplexity.json"
-GROUP = 64  # 128 does not divide 576.
 # A GGUF file as it is may differ by so much from itself dequantised, unless its model is lost.
 LIMIT_PERCENT, LOST_PERCENT = 0.5, 1000.0
-Settings = dict[str, Any]
-_BNB: Settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
-_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-_FP8_TOKENS = _TOKENS | {"type": "float"}
-_AS_INT4 = codes.words(4, GROUP, True)
-
-
-def nearest_vectors(name: str, weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    """AQLM's two books of 256 vectors of 8 inputs: each the means of what is left, by k-means."""
-    scales = weight.square().mean(1, keepdim=True).sqrt().clamp(min=1e-8).half()
-    vectors = (weight / scales.float()).view(-1, 8)
-    left, books, chosen = vectors, [], []
-    for _ in range(2):
-        book = left[torch.randperm(len(left), generator=torch.manual_seed(0))[:256]]
-        for _ in range(10):
-            found = torch.cdist(left, book).argmin(1)
-            counts = torch.bincount(found, minlength=256).clamp(min=1)[:, None]
-            book = torch.zeros(256, 8).index_add_(0, found, left) / counts
-        book = book.half()
-        found = torch.cdist(left, book.float()).argmin(1)
-        left = left - book.float()[found]
-        books.append(book)
-        chosen.append(found)
-    indices = torch.stack(chosen, -1).view(len(weight), -1, 2).to(torch.int8)
-    stored = {
-        "codes": indices,
-        "codebooks": torch.stack(books)[:, :, None],
-        "scales": scales[..., None, None],
-    }
-    return stored, ((vectors - left).view_as(weight) * scales.float())
-
-
-def nvfp4(name: str, weight: torch.Tensor) -> tuple[Stored, torch.Tensor]:
-    """Scales of inputs are a quarter of what is stored, so that they may reach 672."""
-    stored, worth = codes.nvfp4(True, True)(name, weight)
-    return stored | {"input_global_scale": torch.tensor([4.0])}, worth
-
-
-# Name: the inputs' rounding, and the checkpoint.
-CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
-    "awq, 4 bits": ("", AWQ | {"group_size": GROUP}, awq(GROUP)),
-    "gptq, 2 bits": (
-        *("", GPTQ | {"bits": 2, "group_size": GROUP, "sym": False}),
-        integers.any_bits(GROUP, 2),
-    ),
-    "gptq, 3 bits": (
-        *("", GPTQ | {"bits": 3, "group_size": GROUP, "sym": False}),
-        integers.any_bits(GROUP, 3),
-    ),
-    "gptq, 4 bits": ("", GPTQ | {"group_size": GROUP}, gptq(GROUP, 4, True, True)),
-    "gptq, 8 bits": ("", GPTQ | {"bits": 8, "group_size": GROUP}, gptq(GROUP, 8, True, True)),
-    "qqq": (
-        *("int8 by token", {"quant_method": "qqq", "bits": 4, "group_size": GROUP}),
-        integers.qqq(GROUP),
-    ),
-    "hqq, 2 bits": ("", hqq(2, GROUP), integers.hqq(GROUP, 2)),
-    "hqq, 3 bits": ("", hqq(3, GROUP), integers.hqq(GROUP, 3)),
-    "hqq, 4 bits": ("", hqq(4, GROUP), integers.hqq(GROUP, 4)),
-    "hqq, 8 bits": ("", hqq(8, GROUP), integers.hqq(GROUP, 8)),
-    "torchao int8": ("", torchao("Int8WeightOnlyConfig"), integers.torchao_int8),
-    "torchao int8 by int8": ("int8 by token", *CASES["torchao int8 by int8"][:2]),
-    "torchao int4": (
-        *("", torchao("Int4WeightOnlyConfig", group_size=GROUP)),
-        integers.torchao_int4(GROUP),
-    ),
-    "bitsandbytes int8": (
-        *("", {"quant_method": "bitsandbytes", "load_in_8bit": True}),
-        integers.llm_int8,
-    ),
-    "bitsandbytes nf4, double": (
-        *("", _BNB | {"bnb_4bit_quant_type": "nf4"}),
-        codes.bitsandbytes("nf4", True),
-    ),
-    "bitsandbytes fp4": (
-        *("", _BNB | {"bnb_4bit_quant_type": "fp4"}),
-        codes.bitsandbytes("fp4", False),
-    ),
-    "compressed-tensors W4A16": ("", codes.compressed(_INT4), _AS_INT4),
-    "compressed-tensors W4A8": (
-        *("int8 by token", codes.compressed(_INT4, _TOKENS, format="pack-quantized")),
-        _AS_INT4,
-    ),
-    "compressed-tensors W4AFP8": (
-        *("fp8 by token", codes.compressed(_INT4, _FP8_TOKENS, format="pack-quantized")),
-        _AS_INT4,
-    ),
-    "compressed-tensors W5A16": ("", *CASES["W5A16"][:2]),
-    "compressed-tensors 2:4": ("", *CASES["2:4"][:2]),
-    "compressed-tensors W8A16": (
-        *("", codes.compressed(_INT4 | {"num_bits": 8})),
-        codes.words(8, GROUP, True),
-    ),
-    "compressed-tensors W8A8": ("int8 by token", *CASES["W8A8 int"][:2]),
-    "compressed-tensors W8A8, asymmetric inputs": (
-        *("int8 by token", CASES["W8A8 int asymmetric"][0]),
-        CASES["W8A8 int"][1],
-    ),
-    "compressed-tensors W8A8 fp8": ("fp8 by token", *CASES["W8A8 float"][:2]),
-    "fp8": ("fp8 by token", *CASES["fp8"][:2]),
-    "fp8, blocks of 128x128": ("fp8 in 128", *CASES["fp8 blocks"][:2]),
-    "compressed-tensors MXFP8": ("fp8 in 32", *CASES["MXFP8"][:2]),
-    "compressed-tensors MXFP6": ("fp6 in 32", *CASES["MXFP6"][:2]),
-    "quark fp6_e3m2": ("", *CASES["quark fp6_e3m2"][:2]),
-    "quark fp4, fp8 inputs": ("fp8 by token", *CASES["quark fp4, fp8"][:2]),
-    "compressed-tensors MXFP4": ("fp4 in 32", *CASES["MXFP4"][:2]),
-    "compressed-tensors NVFP4": ("fp4 in 16", CASES["NVFP4"][0], nvfp4),
-    "compressed-tensors NVFP4A16": ("", *CASES["NVFP4A16"][:2]),
-    "aqlm, 2 books of 256": ("", AQLM["2x8"], nearest_vectors),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +91,24 @@ class Demo:
         subprocess.run([sys.executable, export, self.plain], check=True, stdout=sys.stderr)
         self._state = load_file(self.plain / "model.safetensors")
 
-    def stored(self, settings: Settings, quantise: Quantise) -> Path:
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The least and greatest inputs of layers over the text's first 512 tokens."""
+        found: dict[str, tuple[float, float]] = {}
+        model = LlamaForCausalLM.from_pretrained(self.plain, dtype=torch.float32)
+        for name, module in model.named_modules():
+
+            def note(_: Any, args: Any, name: str = name) -> None:
+                found[name] = tuple(bound.item() for bound in args[0].aminmax())
+
+            if name.endswith("_proj"):
+                module.register_forward_pre_hook(note)
+        ids = Tokenizer.from_file(str(self.plain / "tokenizer.json")).encode(TEXT.read_text()).ids
+        with torch.inference_mode():
+            model(torch.tensor([ids[:512]]))
+        return found
+
+    def stored(self, inputs: str, settings: Settings, quantise: Quantise) -> Path:
         """A checkpoint by a writer of the tests."""
         self._other.mkdir(exist_ok=True)
         stored = {}
@@ -214,6 +118,8 @@ class Demo:
                 continue
             parts, _ = quantise(name, tensor.float())
             layer = name.removesuffix(".weight")
+            if not parts.keys().isdisjoint(("input_scale", "input_global_scale")):
+                parts = fitted(parts, inputs, *self.ranges[layer])
             stored |= {f"{layer}.{suffix}": part.contiguous() for suffix, part in parts.items()}
         save_file(stored, self._other / "model.safetensors", {"format": "pt"})
         for file in self.plain.glob("*.json"):
@@ -297,7 +203,7 @@ def forms(demo: Demo) -> Iterator[Form]:
         inputs = "int8 in 32" if form in BLOCKS.values() else inputs
         yield Form("in flight", name, inputs, lambda: demo.plain, {"quantization": name})
     for name, (inputs, settings, quantise) in CHECKPOINTS.items():
-        yield Form("checkpoint", name, inputs, partial(demo.stored, settings, quantise), {})
+        yield Form("checkpoint", name, inputs, partial(demo.stored, inputs, settings, quantise), {})
     if ggml() is None:
         sys.stderr.write("llama.cpp is not there (make peers): no GGUF files\n")
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.models.demo_checkpoints import ALIKE, CHECKPOINTS
 from tests.models.test_aqlm import FORMS as AQLM
 from tests.models.test_in_flight import FORMS
 from tests.models.test_integer_checkpoints import FORMATS
@@ -55,10 +56,13 @@ Its weights began as Q4_1, which flatters 4 bits: `int4`, of the same grid, lose
 which says nothing of a model that was never in 4 bits; grids that fall between those values, as
 Q5_1's, lose more than they would there. Each weight takes its nearest value: what a tool finds from
 data (AWQ's scales, GPTQ's order, importance) is not there, and so small a model loses more than a
-large one. Groups are of 64 inputs, as 128 does not divide 576. Nor does 256: of K, IQ and TQ types
-are the down projections alone (1,536 inputs), in a GGUF file whose other layers are Q8_0; in flight
-the other layers take another type, as the table above says. Inputs of integers that GGUF's kernels
-multiply are rounded besides, as the first table says.
+large one: act-order's order is random, AQLM's one book holds every choice of four values for eight
+inputs, and static scales of inputs are from the text's first 512 tokens. Groups are of 64 inputs
+where no other number is named, as 128 does not divide 576. Nor does 256: of K, IQ and TQ types are
+the down projections alone (1,536 inputs), in a GGUF file whose other layers are Q8_0; in flight the
+other layers take another type, as the table above says. Inputs of integers that GGUF's kernels
+multiply are rounded besides, as the first table says. A layout "as" another holds its numbers in
+another order or by other names; tests compare their logits.
 """
 KEPT = (
     ("form", "what is kept", "on a CPU", "on a GPU"),
@@ -269,6 +273,7 @@ FLIGHTS = {
 # dequantised by more than LIMIT percent.
 BEYOND = ("IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0", "Q2_0")
 LIMIT = 0.5
+STORED = "checkpoint"  # its part of the results
 LOADS = {
     "auto": (
         "safetensors, else Mistral's files, else pickles",
@@ -453,15 +458,11 @@ def _perplexity() -> Iterator[str]:
         ("form", "perplexity"),
         [("float32", f"{each['perplexity']:.2f}") for each in results if each["part"] == "plain"],
     )
-    titles = {"in flight": "Rounded in flight", "checkpoint": "As checkpoints have them"}
-    for part, title in titles.items():
-        found = [each for each in results if each["part"] == part]
-        yield f"### {title}\n"
-        lines = [
-            (each["name"], each["inputs"] or "as they are", _number(each), _change(each))
-            for each in found
-        ]
-        yield _table(("form", "inputs by the format", "perplexity", "of float32"), lines)
+    head = ("form", "inputs by the format", "perplexity", "of float32")
+    yield "### Rounded in flight\n"
+    yield _table(head, (_scored(each) for each in results if each["part"] == "in flight"))
+    yield "### As checkpoints have them\n"
+    yield _table(head, _stored({each["name"]: each for each in results if each["part"] == STORED}))
     files = [each for each in results if each["part"] == "GGUF"]
     if files:
         yield "### GGUF files as they are\n"
@@ -474,6 +475,20 @@ def _perplexity() -> Iterator[str]:
         )
         lines = [(each["name"], _number(each), *_changes(each)) for each in files]
         yield _table(("type", "perplexity", "of float32", "of itself dequantised"), lines)
+
+
+def _stored(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Measured formats in order, after each one those that have the same numbers."""
+    for name in filter(found.__contains__, CHECKPOINTS):
+        _, inputs, number, change = _scored(found[name])
+        yield name, inputs, number, change
+        for other, (own, _, _) in ALIKE.items():
+            if own == name:
+                yield other, inputs, number, f"as {name}"
+
+
+def _scored(each: dict[str, Any]) -> tuple[str, ...]:
+    return each["name"], each["inputs"] or "as they are", _number(each), _change(each)
 
 
 def _number(each: dict[str, Any]) -> str:

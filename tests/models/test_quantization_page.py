@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.models.demo_checkpoints import ALIKE, CHECKPOINTS
 from tests.models.make_quantization_page import (
     BEYOND,
     LIMIT,
     LOADS,
     RESULTS,
     ROWS,
+    STORED,
     Row,
     cases,
     in_flight,
@@ -20,6 +23,10 @@ from tests.models.make_quantization_page import (
     page,
     readable,
 )
+from tests.models.quantized_checkpoints import write_pair
+from tests.models.runner import load
+from tests.models.test_integer_checkpoints import TILED
+from tests.models.test_quantized_checkpoints import logits
 from tests.test_flags import names_in
 from vllm_lite.config.model import LoadConfig, ModelConfig
 from vllm_lite.config.quantized.registry import HARDWARE, OTHER_NAMES, READERS
@@ -61,6 +68,23 @@ def test_files_are_worth_themselves_dequantised_but_for_those_that_the_page_name
     beyond = {each["name"] for each in files if abs(each["of_itself_percent"]) > LIMIT}
     assert files and beyond == set(BEYOND)
     assert all(each["change_percent"] >= 1000 for each in files if each["name"] in beyond)
+
+
+def test_every_checkpoint_is_measured() -> None:
+    results = json.loads(RESULTS.read_text())["results"]
+    assert {each["name"] for each in results if each["part"] == STORED} == set(CHECKPOINTS)
+    read = {settings["quant_method"] for _, settings, _ in (CHECKPOINTS | ALIKE).values()}
+    # gpt-oss's experts are a model's of their own.
+    assert {method for row in READ for method in row.methods} <= read | {"gguf", "mxfp4"}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_layouts_that_are_shown_as_another_have_its_logits(name: str, tmp_path: Path) -> None:
+    other, *own = ALIKE[name]
+    found, _ = write_pair(tmp_path / "own", *own, **TILED)
+    known, _ = write_pair(tmp_path / "other", *CHECKPOINTS[other][1:], **TILED)
+    # Zero points of some are subtracted elsewhere in a sum.
+    torch.testing.assert_close(logits(load(found)), logits(load(known)), rtol=0, atol=1e-4)
 
 
 def is_there(test: str) -> bool:
