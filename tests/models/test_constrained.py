@@ -230,7 +230,7 @@ def test_the_time_of_every_call_counts(
                 pass
 
     monkeypatch.setattr(sequence, "MASK_SECONDS", 0.1)
-    monkeypatch.setattr(constraints, "guarded", lambda make: Costly())
+    monkeypatch.setattr(constraints, "_matcher", lambda grammar: Costly())
     params = [constrained(regex="a+", min_tokens=5), SamplingParams(max_tokens=3, ignore_eos=True)]
     outputs = run(llm, params)
     assert [reason for _, reason in texts(outputs)] == ["error", "length"]

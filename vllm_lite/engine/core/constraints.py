@@ -7,7 +7,7 @@ Without a constrained request it starts nothing and costs one look at a dict.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +22,7 @@ from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
 from vllm_lite.engine.core.forced import ForcedTokens
 from vllm_lite.errors import RequestError
 from vllm_lite.log import init_logger
+from vllm_lite.parsers.registry import bind_parsers, prompt_ends_in_reasoning
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.spec_decode.drafter import make_drafter
 from vllm_lite.structured_output.canonical import name_of
@@ -143,6 +144,8 @@ class Constraints:
 
     def __init__(self, config: VllmConfig) -> None:
         self._config = config
+        self._parser = config.structured_outputs.reasoning_parser
+        bind_parsers(config)
         self._waiting: dict[str, _Waiting] = {}
         self._sequences: dict[str, ConstrainedSequence] = {}
         # Of those that have any.
@@ -151,6 +154,7 @@ class Constraints:
         self._broken: dict[str, str] = {}
         # Mask rows, in turn: a step may still read its own when the next one is planned.
         self._spare = self._masks = np.zeros((0, 0), np.int32)
+        self._has_pool = False
         # States of layers go forward only: no draft can be taken back.
         self._can_draft = not config.has_states
         self._forced = ForcedTokens(lambda text: self._pool.tokenize(text))
@@ -188,7 +192,7 @@ class Constraints:
             return None
         masks = np.zeros((1, facts.vocabulary.mask_words), np.int32)
         try:
-            ConstrainedSequence(facts.vocabulary, guarded(found.matcher), None).fill(masks, 0)
+            ConstrainedSequence(facts.vocabulary, _matcher(found), None).fill(masks, 0)
             conflict = bans.conflict(masks, 0, [])
         except MatcherError as error:
             conflict = str(error)
@@ -335,24 +339,17 @@ class Constraints:
         return ended
 
     def shutdown(self) -> None:
-        if "_pool" in vars(self):
+        if self._has_pool:
             self._pool.close()
 
     @cached_property
     def _pool(self) -> CompilePool:
+        self._has_pool = True
         return CompilePool(self._config)
 
     @cached_property
     def _cache(self) -> GrammarCache:
         return GrammarCache(self._pool)
-
-    @cached_property
-    def _ends_in_reasoning(self) -> Callable[[str, str], bool | None]:
-        # Imported here: few engine cores need the formats of answers, and all must start fast.
-        from vllm_lite.parsers.registry import bind_parsers, prompt_ends_in_reasoning
-
-        bind_parsers(self._config)
-        return prompt_ends_in_reasoning
 
     def _begin(self, held: _Waiting) -> str | None:
         """Start a request whose grammar is compiled; returns why it cannot run, if it cannot."""
@@ -362,7 +359,7 @@ class Constraints:
         request, facts = held.request, self._pool.facts
         params, request_id = request.sampling_params, request.request_id
         try:
-            matcher = None if isinstance(found, TokenizerFacts) else guarded(found.matcher)
+            matcher = None if isinstance(found, TokenizerFacts) else _matcher(found)
         except MatcherError as error:
             return str(error)
         reasoning = self._reasoning(request, facts)
@@ -389,8 +386,7 @@ class Constraints:
         tail = request.prompt_token_ids[-_PROMPT_TAIL:]
         tokens = facts.vocabulary.tokens
         text = b"".join(tokens[token_id] for token_id in tail).decode("utf-8", "replace")
-        parser = self._config.structured_outputs.reasoning_parser
-        begins_inside = self._ends_in_reasoning(parser, text)
+        begins_inside = prompt_ends_in_reasoning(self._parser, text)
         return Reasoning(facts.reasoning, begins_inside, params.thinking_token_budget)
 
     def _must_end(self, sequence: ConstrainedSequence, request: Request) -> bool:
@@ -416,3 +412,7 @@ def _sequence(
     if matcher and reasoning and constraint and constraint.enable_in_reasoning:
         return BudgetedSequence(facts.vocabulary, matcher, reasoning)
     return ConstrainedSequence(facts.vocabulary, matcher, reasoning)
+
+
+def _matcher(grammar: CompiledGrammar) -> Matcher:
+    return guarded(grammar.matcher)

@@ -21,7 +21,7 @@ from vllm_lite.core.step import Task
 from vllm_lite.engine.client import NOBODY, Origin, Prompt
 from vllm_lite.engine.link.channel import message_encoder
 from vllm_lite.errors import RequestError, UsageError
-from vllm_lite.parsers.registry import bind_parsers, reasoning_markers
+from vllm_lite.parsers.registry import reasoning_markers
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.sampling_params import SamplingParams, listed
 from vllm_lite.structured_output.canonical import canonical
@@ -129,7 +129,6 @@ class InputProcessor:
         self._canonical = WeakValueDictionary[int, StructuredOutputsParams]()
         if config.sampling_defaults:
             _check_defaults(config)
-        bind_parsers(config)
 
     def process(
         self, prompt: Prompt, params: Task, cache_salt: str | None = None
