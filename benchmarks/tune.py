@@ -35,8 +35,8 @@ from kernel_resources import HARMLESS_STACK, SHARED, resources
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
-from vllm_lite.kernels.gpu.triton.grouped_linear import MANY_ROWS
-from vllm_lite.kernels.gpu.triton.small_products import MOST_ROWS
+from vllm_lite.kernels.gpu.triton.products.grouped_linear import MANY_ROWS
+from vllm_lite.kernels.gpu.triton.products.small_products import MOST_ROWS
 from vllm_lite.kernels.gpu.tuning import AttentionTile, ProductTile
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.reference.experts import ExpertStack

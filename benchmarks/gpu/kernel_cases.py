@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton import row_products
+from vllm_lite.kernels.gpu.triton.products import row_products
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped

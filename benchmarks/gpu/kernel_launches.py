@@ -15,9 +15,10 @@ from triton.runtime.jit import JITFunction
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import ops, row_products
-from vllm_lite.kernels.gpu.triton.linear import add_parts
-from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
+from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton.products import row_products
+from vllm_lite.kernels.gpu.triton.products.linear import add_parts
+from vllm_lite.kernels.gpu.triton.products.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.grouped_gguf import from_gguf
 from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS

@@ -127,7 +127,7 @@ def test_deterministic_mode_on_a_gpu(
 ) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu import tuning
-    from vllm_lite.kernels.gpu.triton.linear import fixed_linear
+    from vllm_lite.kernels.gpu.triton.products.linear import fixed_linear
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for backend in ("CUDA", "TORCH_SDPA"):

@@ -131,7 +131,7 @@ def test_groups_that_kernels_cannot_read_are_padded() -> None:
 def check_triton(weight: PackedWeight, dtype: torch.dtype) -> None:
     pytest.importorskip("triton")
     from vllm_lite.kernels.gpu.triton import ops
-    from vllm_lite.kernels.gpu.triton.small_products import takes
+    from vllm_lite.kernels.gpu.triton.products.small_products import takes
 
     values = ops.expand_grouped(weight, dtype)
     assert torch.equal(values, reference_grouped.expand_grouped(weight, dtype))
@@ -217,7 +217,8 @@ def test_linear_with_scales_of_a_byte(kind: torch.dtype) -> None:
 
 def test_many_rows_use_the_dequantised_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from vllm_lite.kernels.gpu.triton import grouped_linear, ops
+    from vllm_lite.kernels.gpu.triton import ops
+    from vllm_lite.kernels.gpu.triton.products import grouped_linear
 
     expected, weight = gguf_weight(GGMLQuantizationType.Q4_0, 6)
     x = torch.randn(4, 96)

@@ -50,7 +50,7 @@ def test_programs_of_split_attention_are_at_a_processor_at_once(
     monkeypatch.syspath_prepend(str(FOLDER))
     from kernel_resources import blocks_a_processor
 
-    from vllm_lite.kernels.gpu.triton.attention_splits import _PROGRAMS_A_PROCESSOR
+    from vllm_lite.kernels.gpu.triton.attention.splits import _PROGRAMS_A_PROCESSOR
 
     kernels = json.loads(record.read_text())["kernels"]
     split = [

@@ -20,7 +20,8 @@ pytest.importorskip("triton")
 
 from tests.kernels.test_attention import NARROW, Batch, batch
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import attention_splits, ops
+from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton.attention import splits as attention_splits
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.ops import GpuOps as reference
 

@@ -14,8 +14,10 @@ import triton.language as tl
 from tests.kernels.test_attention import NARROW, Batch, batch
 from tests.kernels.test_attention_forms import in_pages
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import attention, latent_attention, ops, quantize
-from vllm_lite.kernels.gpu.triton.attention_splits import (
+from vllm_lite.kernels.gpu.triton import ops, quantize
+from vllm_lite.kernels.gpu.triton.attention import latent as latent_attention
+from vllm_lite.kernels.gpu.triton.attention import paged as attention
+from vllm_lite.kernels.gpu.triton.attention.splits import (
     Heads,
     Pass,
     plan_passes,

@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import few_rows, ops, row_products
+from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton.products import few_rows, row_products
 from vllm_lite.kernels.grouped_parts import GroupedPart, GroupedParts
 from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.norm import InputNorm

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton import grouped_linear, ops, small_products
+from vllm_lite.kernels.gpu.triton import ops
+from vllm_lite.kernels.gpu.triton.products import grouped_linear, small_products
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, make_grouped
 
 OUTPUTS = 70

@@ -102,7 +102,8 @@ def _each(weights: Sequence[W], multiply: Callable[[W], object]) -> Work:
 
 
 def _plain(place: Place, shape: tuple[int, int]) -> Product:
-    from vllm_lite.kernels.gpu.triton import ops, row_products
+    from vllm_lite.kernels.gpu.triton import ops
+    from vllm_lite.kernels.gpu.triton.products import row_products
 
     weights = _copies(place, torch.randn(shape, device=place.device).bfloat16())
 
@@ -142,7 +143,7 @@ def _fp8(place: Place, shape: tuple[int, int]) -> Product:
 
 
 def _int4(place: Place, shape: tuple[int, int]) -> Product:
-    from vllm_lite.kernels.gpu.triton import grouped_linear, small_products
+    from vllm_lite.kernels.gpu.triton.products import grouped_linear, small_products
     from vllm_lite.kernels.grouped_weight import make_grouped
 
     codes = torch.randint(0, 16, shape, dtype=torch.uint8, device=place.device)

@@ -63,7 +63,7 @@ def gpu_ops(backend: str | None, deterministic: bool = False) -> Any:
 
 def fixed_product() -> Any:
     """`fixed_linear` on a GPU, whose results do not depend on the batch."""
-    return _import("triton.linear").fixed_linear
+    return _import("triton.products.linear").fixed_linear
 
 
 def _import(module: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import vllm_lite._cuda as _cuda
 from vllm_lite.kernels.gpu.cuda.paged import PagedOps
-from vllm_lite.kernels.gpu.triton import attention as triton_attention
+from vllm_lite.kernels.gpu.triton.attention import paged as triton_attention
 
 _paged = PagedOps(_cuda)
 

@@ -5,8 +5,14 @@ Weights are read and dequantised on the host, by the CPU's kernels.
 
 from __future__ import annotations
 
-from vllm_lite.kernels.gpu.triton.attention import paged_attention
-from vllm_lite.kernels.gpu.triton.cache import reshape_and_cache
+from vllm_lite.kernels.gpu.triton.attention.cache import reshape_and_cache
+from vllm_lite.kernels.gpu.triton.attention.encoder import (
+    encoder_attention,
+    encoder_embedding,
+    segment_sum,
+)
+from vllm_lite.kernels.gpu.triton.attention.paged import paged_attention
+from vllm_lite.kernels.gpu.triton.attention.rotated_cache import rotate_and_cache
 from vllm_lite.kernels.gpu.triton.counter_rng import uniforms
 from vllm_lite.kernels.gpu.triton.elementwise import (
     act_and_mul,
@@ -16,24 +22,6 @@ from vllm_lite.kernels.gpu.triton.elementwise import (
     scaled_add,
     xielu,
 )
-from vllm_lite.kernels.gpu.triton.encoder import (
-    encoder_attention,
-    encoder_embedding,
-    segment_sum,
-)
-from vllm_lite.kernels.gpu.triton.experts import (
-    experts_mlp,
-    order_by_expert,
-    pack_experts,
-    route_topk,
-)
-from vllm_lite.kernels.gpu.triton.grouped_linear import (
-    expand_grouped,
-    gated_grouped_linear,
-    grouped_linear,
-    pack_grouped,
-)
-from vllm_lite.kernels.gpu.triton.linear import fixed_linear, gated_linear, head_linear
 from vllm_lite.kernels.gpu.triton.norm import (
     fused_add_layer_norm,
     fused_add_rms_norm,
@@ -44,6 +32,26 @@ from vllm_lite.kernels.gpu.triton.norm import (
     match_rms,
     rms_norm,
 )
+from vllm_lite.kernels.gpu.triton.products.experts import (
+    experts_mlp,
+    order_by_expert,
+    pack_experts,
+    route_topk,
+)
+from vllm_lite.kernels.gpu.triton.products.grouped_linear import (
+    expand_grouped,
+    gated_grouped_linear,
+    grouped_linear,
+    pack_grouped,
+)
+from vllm_lite.kernels.gpu.triton.products.linear import fixed_linear, gated_linear, head_linear
+from vllm_lite.kernels.gpu.triton.products.quantized import (
+    grouped_lookup,
+    quantized_linear,
+    quantized_lookup,
+)
+from vllm_lite.kernels.gpu.triton.products.row_products import normed_plain_linear, plain_linear
+from vllm_lite.kernels.gpu.triton.products.scaled_linear import scaled_linear
 from vllm_lite.kernels.gpu.triton.quantize import (
     act_and_mul_quantized,
     fused_add_rms_norm_quantized,
@@ -51,16 +59,8 @@ from vllm_lite.kernels.gpu.triton.quantize import (
     quantize_rows,
     rms_norm_quantized,
 )
-from vllm_lite.kernels.gpu.triton.quantized import (
-    grouped_lookup,
-    quantized_linear,
-    quantized_lookup,
-)
 from vllm_lite.kernels.gpu.triton.recurrences import channel_scan, delta_rule, gated_recurrence
-from vllm_lite.kernels.gpu.triton.rotated_cache import rotate_and_cache
-from vllm_lite.kernels.gpu.triton.row_products import normed_plain_linear, plain_linear
 from vllm_lite.kernels.gpu.triton.sampling import greedy_tokens, sample_tokens, token_logprobs
-from vllm_lite.kernels.gpu.triton.scaled_linear import scaled_linear
 from vllm_lite.kernels.gpu.triton.state import causal_conv1d, selective_scan
 from vllm_lite.kernels.gpu.triton.token_mask import apply_token_mask
 from vllm_lite.kernels.grouped_parts import pack_quantized

@@ -16,9 +16,14 @@ from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
-from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
-from vllm_lite.kernels.gpu.triton.packed_values import INPUTS, kind_of, planes_of, values_of
-from vllm_lite.kernels.gpu.triton.small_products import small_product, takes
+from vllm_lite.kernels.gpu.triton.products.linear import add_parts, new_parts, tile_of
+from vllm_lite.kernels.gpu.triton.products.packed_values import (
+    INPUTS,
+    kind_of,
+    planes_of,
+    values_of,
+)
+from vllm_lite.kernels.gpu.triton.products.small_products import small_product, takes
 from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 
 # From this many rows on, two tiles or more, dequantising for each costs more than once for all: an

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.attention_splits import choose_tiling, find_request, first_tile
+from vllm_lite.kernels.gpu.triton.attention.splits import choose_tiling, find_request, first_tile
 from vllm_lite.kernels.gpu.triton.norm import normed_row, weights_of
 
 _LOG2_E = tl.constexpr(math.log2(math.e))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from vllm_lite.kernels.gpu.triton.few_rows import no_tensors, output_of
+from vllm_lite.kernels.gpu.triton.products.few_rows import no_tensors, output_of
 from vllm_lite.kernels.grouped_weight import CHUNK
 
 _CHUNK = tl.constexpr(CHUNK)

@@ -17,8 +17,8 @@ from torch import Tensor
 from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, activation
-from vllm_lite.kernels.gpu.triton.linear import tile_of
-from vllm_lite.kernels.gpu.triton.quantized_experts import quantized_experts_linear
+from vllm_lite.kernels.gpu.triton.products.linear import tile_of
+from vllm_lite.kernels.gpu.triton.products.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.reference.experts import (
     SWIGLU,
     ExpertForm,

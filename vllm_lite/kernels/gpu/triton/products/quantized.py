@@ -8,8 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import PackedWeight
-from vllm_lite.kernels.gpu.triton.grouped_linear import grouped_linear
-from vllm_lite.kernels.gpu.triton.packed_values import INPUTS, kind_of, planes_of, values_of
+from vllm_lite.kernels.gpu.triton.products.grouped_linear import grouped_linear
+from vllm_lite.kernels.gpu.triton.products.packed_values import (
+    INPUTS,
+    kind_of,
+    planes_of,
+    values_of,
+)
 from vllm_lite.kernels.grouped_parts import GroupedParts
 from vllm_lite.kernels.reference.linear import look_up_range
 

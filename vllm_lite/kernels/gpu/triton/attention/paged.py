@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_lite.kernels.gpu.triton.attention_splits import (
+from vllm_lite.kernels.gpu.triton.attention.latent import latent_attention
+from vllm_lite.kernels.gpu.triton.attention.splits import (
     Heads,
     Pass,
     find_request,
@@ -37,7 +38,6 @@ from vllm_lite.kernels.gpu.triton.attention_splits import (
     tile_rows,
 )
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
-from vllm_lite.kernels.gpu.triton.latent_attention import latent_attention
 from vllm_lite.kernels.gpu.triton.quantize import decode, load_scales, stored_numbers
 from vllm_lite.kernels.reference.cache import are_latents, value_size_of
 

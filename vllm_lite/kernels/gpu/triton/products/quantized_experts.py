@@ -12,8 +12,13 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton.linear import tile_of
-from vllm_lite.kernels.gpu.triton.packed_values import INPUTS, kind_of, planes_of, values_of
+from vllm_lite.kernels.gpu.triton.products.linear import tile_of
+from vllm_lite.kernels.gpu.triton.products.packed_values import (
+    INPUTS,
+    kind_of,
+    planes_of,
+    values_of,
+)
 from vllm_lite.kernels.reference.experts import ExpertOrder
 from vllm_lite.kernels.stacked_weights import QuantizedStack
 

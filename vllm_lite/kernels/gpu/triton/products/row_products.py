@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vllm_lite.kernels.gpu.triton.chained import wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
-from vllm_lite.kernels.gpu.triton.few_rows import (
+from vllm_lite.kernels.gpu.triton.norm import fused_add_rms_norm, rms_norm
+from vllm_lite.kernels.gpu.triton.products.few_rows import (
     CutLimits,
     by_four,
     multiply,
@@ -25,13 +26,12 @@ from vllm_lite.kernels.gpu.triton.few_rows import (
     sum_of_products,
     totals_of,
 )
-from vllm_lite.kernels.gpu.triton.input_norm import (
+from vllm_lite.kernels.gpu.triton.products.input_norm import (
     norm_operand,
     norm_weights,
     normed_inputs,
     row_factor,
 )
-from vllm_lite.kernels.gpu.triton.norm import fused_add_rms_norm, rms_norm
 from vllm_lite.kernels.reference.norm import InputNorm
 
 # Most rows that are multiplied here. Measured on an H200 (`few_rows`): 4 % faster than torch's

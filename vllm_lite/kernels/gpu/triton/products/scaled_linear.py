@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
-from vllm_lite.kernels.gpu.triton.linear import add_parts, new_parts, tile_of
+from vllm_lite.kernels.gpu.triton.products.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.gpu.triton.quantize import E4M3, INT8, as_stored, decode, format_of
 from vllm_lite.kernels.reference.scaled_linear import outputs_per_scale
 

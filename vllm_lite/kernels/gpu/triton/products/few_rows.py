@@ -19,7 +19,7 @@ from torch import Tensor
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.chained import chained
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
-from vllm_lite.kernels.gpu.triton.linear import add_parts
+from vllm_lite.kernels.gpu.triton.products.linear import add_parts
 
 # Bits that a thread reads at once.
 _READ_BITS = 128

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.gpu.triton.chained import wait_for_inputs
-from vllm_lite.kernels.gpu.triton.few_rows import (
+from vllm_lite.kernels.gpu.triton.products.few_rows import (
     CutLimits,
     by_four,
     multiply,
@@ -25,8 +25,8 @@ from vllm_lite.kernels.gpu.triton.few_rows import (
     sum_of_products,
     totals_of,
 )
-from vllm_lite.kernels.gpu.triton.packed_values import kind_of, planes_of
-from vllm_lite.kernels.gpu.triton.packed_words import (
+from vllm_lite.kernels.gpu.triton.products.packed_values import kind_of, planes_of
+from vllm_lite.kernels.gpu.triton.products.packed_words import (
     excess_of,
     exponents_of,
     numbers_of,

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
-from vllm_lite.kernels.gpu.triton.attention_splits import (
+from vllm_lite.kernels.gpu.triton.attention.splits import (
     find_request,
     first_tile,
     merge,
