@@ -34,7 +34,7 @@ import numpy as np
 import uvloop
 from kernels.limits import measure_limits
 from peers.children.session import MARK
-from peers.engines import CHILDREN, KV_SPACE_GIB, default_peers
+from peers.engines import CHILDREN, ENVIRONMENT, default_peers
 from peers.machine import describe_machine
 from peers.processes import run_child, running
 from peers.serving import free_port, wait_ready
@@ -43,6 +43,7 @@ from vllm_lite.bench.http_client import HttpClient
 from vllm_lite.platform import num_compute_threads
 
 LIMIT = 600.0
+PARALLEL = {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "ERROR", "TOKENIZERS_PARALLELISM": "true"}
 NUM_TEXTS, SHORTEST, LONGEST, SHORT = 1024, 16, 256, 12
 NUM_KEPT = 64
 BATCH_SIZES = (32, 64, 128)
@@ -68,22 +69,9 @@ class Engine:
     @property
     def python(self) -> str:
         """The interpreter that has it."""
-        folder = {"vllm": "vllm", "sentence_transformers": "st"}.get(self.module)
-        return (
-            sys.executable
-            if folder is None
-            else str(default_peers().folder / folder / "bin/python")
-        )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "VLLM_CPU_KVCACHE_SPACE": KV_SPACE_GIB,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "TOKENIZERS_PARALLELISM": "true",
-        }
+        peers = default_peers()
+        others = {"vllm": peers.vllm_python, "sentence_transformers": peers.st_python}
+        return str(others.get(self.module, sys.executable))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -254,7 +242,7 @@ def offline(engine: Engine, model: Path, texts: Texts, results: Results) -> list
         "spawned": time.monotonic(),
     }
     words = [engine.python, str(CHILDREN / "embed.py"), json.dumps(orders)]
-    if failed := run_child(words, engine.environment, LIMIT, on_line):
+    if failed := run_child(words, PARALLEL, LIMIT, on_line):
         print(f"    failed: {failed}", flush=True)
     if math.isfinite(best):
         results.add(OFFLINE, engine.id, len(texts.long) / best)
@@ -272,7 +260,7 @@ def over_http(engine: Engine, model: Path, texts: Sequence[str], results: Result
     """Measure one text after another, then 64 clients."""
     port, begin = free_port(), time.monotonic()
     words = engine.server_words(str(model), port)
-    with running(words, engine.environment, reads=False) as server:
+    with running(words, PARALLEL, reads=False) as server:
         if reason := wait_ready(server, port, begin + LIMIT):
             print(f"    failed: {reason}", flush=True)
             return

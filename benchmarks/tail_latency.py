@@ -23,6 +23,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from typing import Any
 import httpx
 from kernels.limits import best, measure_limits
 from peers.machine import describe_machine
-from peers.own_server import OwnServer
+from peers.serving import own_server
 
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.facts import ModelFacts
@@ -39,13 +40,15 @@ from vllm_lite.platform import num_compute_threads
 Figures = dict[str, dict[str, list[float]]]
 
 KINDS = {"off": ["--scheduler-target-itl-ms", "0"], "auto": []}
+OPTIONS = ("--served-model-name", "served", "--no-enable-prefix-caching")
+OPTIONS += ("--num-gpu-blocks-override", "2000")
 
 
 class Load:
     """Streams and arrivals of one round; notes down what came when."""
 
-    def __init__(self, server: OwnServer, seed: int) -> None:
-        self._url = server.url + "/v1/completions"
+    def __init__(self, server: str, seed: int) -> None:
+        self._url = server + "/v1/completions"
         self._random = random.Random(seed)
         self.gaps: list[float] = []
         self.first: list[float] = []
@@ -117,7 +120,7 @@ def prompt_operations(facts: ModelFacts, lengths: list[int]) -> float:
     )
 
 
-async def measure_streams(args: argparse.Namespace, servers: dict[str, OwnServer]) -> Figures:
+async def measure_streams(args: argparse.Namespace, servers: dict[str, str]) -> Figures:
     """Figures of every round by streams and kind."""
     found: Figures = defaultdict(lambda: defaultdict(list))
     for turn in range(args.rounds + 1):  # the first is for learning
@@ -136,7 +139,7 @@ async def measure_streams(args: argparse.Namespace, servers: dict[str, OwnServer
     return found
 
 
-async def measure_bursts(args: argparse.Namespace, servers: dict[str, OwnServer]) -> Figures:
+async def measure_bursts(args: argparse.Namespace, servers: dict[str, str]) -> Figures:
     """Times to first tokens of every round by prompts, answers and kind; prompts' operations."""
     facts = EngineArgs(model=args.model).create_engine_config().facts
     found: Figures = defaultdict(lambda: defaultdict(list))
@@ -158,11 +161,11 @@ async def measure_bursts(args: argparse.Namespace, servers: dict[str, OwnServer]
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The JSON file: rounds by streams or prompts and kind, and how they came about."""
     told: dict[str, Any] = {"machine": describe_machine()}
-    served = ["--served-model-name", "served"]
-    servers = {kind: OwnServer(kind, args.model, [*served, *KINDS[kind]]) for kind in KINDS}
-    try:
-        for server in servers.values():
-            await server.wait_ready()
+    with ExitStack() as stack:
+        servers = {
+            kind: stack.enter_context(own_server(args.model, *OPTIONS, *words))[0]
+            for kind, words in KINDS.items()
+        }
         if not args.burst:
             told |= {"seconds": args.seconds, "per_second": args.per_second}
             return told | {"rounds": await measure_streams(args, servers)}
@@ -170,9 +173,6 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         before = measure_limits(threads)
         found = await measure_bursts(args, servers)
         limits = best([before, measure_limits(threads)])
-    finally:
-        for server in servers.values():
-            server.stop()
     if limits is None:
         raise SystemExit("no C++ compiler, so that no peak can be measured")
     peak = max(limits.bfloat16_gflop_s, limits.float32_gflop_s)

@@ -13,62 +13,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import socket
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
+from peers.serving import own_server
 
 from vllm_lite.bench.http_client import HttpClient
 from vllm_lite.bench.load import Sender, run_load
 from vllm_lite.bench.recorder import PreparedRequest
 
-READY_TIMEOUT = 300.0
 PATH = "/v1/chat/completions"
 
 
-class Server:
-    """A server, its API process and its engine core."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "vllm_lite", "serve", args.model]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048"]
-        command += ["--max-num-seqs", str(max(args.concurrency)), *args.options.split()]
-        self.process = psutil.Popen(command, stderr=subprocess.DEVNULL)
-
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise SystemExit("the server ended before it was ready")
-            try:
-                if httpx.get(f"{self.url}/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.1)
-        raise SystemExit("the server was not ready in time")
-
-    def busy(self) -> tuple[float, float]:
-        """Seconds of processor time so far, user and system: the API process's, the core's."""
-        api = self.process.cpu_times()
-        core = [child.cpu_times() for child in self.process.children()]
-        return api.user + api.system, sum(times.user + times.system for times in core)
-
-    def stop(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self.process.terminate()
-            self.process.wait(60)
+def busy(api_pid: int) -> tuple[float, float]:
+    """Seconds of processor time so far, user and system: the API process's, the core's."""
+    process = psutil.Process(api_pid)
+    api = process.cpu_times()
+    core = [child.cpu_times() for child in process.children()]
+    return api.user + api.system, sum(times.user + times.system for times in core)
 
 
 def chat(number: int, tokens: int) -> PreparedRequest:
@@ -83,16 +49,17 @@ def chat(number: int, tokens: int) -> PreparedRequest:
     return PreparedRequest(json.dumps(body).encode(), 1)
 
 
-async def load(server: Server, concurrency: int, tokens: int) -> dict[str, float]:
+async def load(server: tuple[str, int], concurrency: int, tokens: int) -> dict[str, float]:
     """One batch of chats; the processor time, the tokens and the chunks of all."""
-    client = HttpClient(server.url, {})
+    url, pid = server
+    client = HttpClient(url, {})
     sender = Sender(client, PATH, "cost-")
     requests = [chat(i, tokens) for i in range(concurrency)]
-    api, core = server.busy()
+    api, core = busy(pid)
     results, seconds = await run_load(sender, requests, [0.0] * concurrency, None, False)
     # What the last tokens leave to do is theirs.
     await asyncio.sleep(0.2)
-    api_after, core_after = server.busy()
+    api_after, core_after = busy(pid)
     failed = [result.error for result in results if not result.is_success]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed: {failed[0]}")
@@ -105,7 +72,9 @@ async def load(server: Server, concurrency: int, tokens: int) -> dict[str, float
     }
 
 
-async def measure(server: Server, concurrency: int, args: argparse.Namespace) -> dict[str, Any]:
+async def measure(
+    server: tuple[str, int], concurrency: int, args: argparse.Namespace
+) -> dict[str, Any]:
     await load(server, concurrency, args.short)
     rounds = []
     for _ in range(args.rounds):
@@ -130,7 +99,7 @@ async def measure(server: Server, concurrency: int, args: argparse.Namespace) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--options", default="--disable-uvicorn-access-log", help="for serve")
+    parser.add_argument("--options", default="", help="for serve")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--short", type=int, default=16, help="tokens of a short chat")
     parser.add_argument("--long", type=int, default=144, help="tokens of a long one")
@@ -138,12 +107,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--limit-us", type=float, help="exit code 1 if a token costs the API more")
     args = parser.parse_args()
-    server = Server(args)
-    try:
-        server.wait_ready()
+    options = ["--max-model-len", "2048", "--max-num-seqs", str(max(args.concurrency))]
+    with own_server(args.model, *options, *args.options.split()) as server:
         results = [asyncio.run(measure(server, count, args)) for count in args.concurrency]
-    finally:
-        server.stop()
     names = [name for name in results[0] if name not in ("concurrency", "rounds")]
     print(f"{'chats':<8}" + "".join(f"{name:>20}" for name in names))
     for result in results:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, cast
 
 from vllm_lite.beam_search import BeamSearch
@@ -207,12 +206,7 @@ class LLM(PoolingCalls):
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _params_for(

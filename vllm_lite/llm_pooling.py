@@ -178,13 +178,7 @@ class PoolingCalls(ABC):
             scores = list_scores([one.outputs.as_array() for one in found], len(seconds))
             each_of = found * (len(seconds) // len(found))
             return [
-                ScoringRequestOutput(
-                    one.request_id,
-                    ScoringOutput(score),
-                    one.prompt_token_ids,
-                    one.num_cached_tokens,
-                    True,
-                )
+                one.as_kind(ScoringRequestOutput, ScoringOutput(score))
                 for one, score in zip(each_of, scores, strict=True)
             ]
         texts: list[Prompt] = [*firsts, *seconds]

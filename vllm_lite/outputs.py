@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 
 @dataclass(slots=True)
@@ -183,7 +183,7 @@ class ScoringOutput:
 
 
 Pooled = TypeVar("Pooled")
-Made = TypeVar("Made")
+Kind = TypeVar("Kind", bound="PoolingRequestOutput[Any]")
 
 
 @dataclass(slots=True)
@@ -198,9 +198,7 @@ class PoolingRequestOutput(Generic[Pooled]):
     # The cause if there is no answer.
     error: str | None = None
 
-    def as_kind(
-        self, kind: type[PoolingRequestOutput[Made]], outputs: Made
-    ) -> PoolingRequestOutput[Made]:
+    def as_kind(self, kind: type[Kind], outputs: object) -> Kind:
         """The same request with its answer as `outputs`."""
         ids, num_cached = self.prompt_token_ids, self.num_cached_tokens
         return kind(self.request_id, outputs, ids, num_cached, self.finished, self.error)
@@ -214,7 +212,7 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
         """The same output with its vector as a list."""
-        return cast("Self", base.as_kind(cls, EmbeddingOutput(base.outputs.tolist())))
+        return base.as_kind(cls, EmbeddingOutput(base.outputs.tolist()))
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
@@ -225,7 +223,7 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     @classmethod
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
         """The same output with its probabilities as a list."""
-        return cast("Self", base.as_kind(cls, ClassificationOutput(base.outputs.tolist())))
+        return base.as_kind(cls, ClassificationOutput(base.outputs.tolist()))
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
@@ -237,7 +235,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
         """The same output, of one number, with it as the score."""
         numbers = memoryview(base.outputs.numbers).cast("f").tolist()
-        return cast("Self", base.as_kind(cls, ScoringOutput(numbers[0] if numbers else 0.0)))
+        return base.as_kind(cls, ScoringOutput(numbers[0] if numbers else 0.0))
 
 
 # The output of any request.

@@ -6,6 +6,7 @@ instance is valid and normalised, and decoding it changes nothing.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
@@ -141,24 +142,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, tag="samp
         """The fields in use that may forbid every token at once."""
         return [name for name in _BANNING if getattr(self, name)]
 
-    @property
-    def stop_strings(self) -> list[str]:
-        """`stop` as the list it always is after validation."""
-        return self.stop if isinstance(self.stop, list) else []
-
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy that shares no list or dict with this one, with `changes` applied."""
-        fields: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            value = changes[name] if name in changes else getattr(self, name)
-            if name == "bad_words_token_ids" and value is not None:
-                value = [list(ids) for ids in value]
-            elif isinstance(value, list):
-                value = list(value)
-            elif isinstance(value, dict):
-                value = dict(value)
-            fields[name] = value
-        return SamplingParams(**fields)
+        return SamplingParams(**copy.deepcopy(msgspec.structs.asdict(self)) | changes)
 
     def _check_numbers(self) -> None:
         for name, limits in RANGES.items():

@@ -53,9 +53,9 @@ class StructuredOutputsParams(
                 "structured_outputs",
             )
         if not isinstance(self.json, (str, dict, type(None))):
-            raise _refused("json", "must be a JSON schema: an object, or its text")
+            raise refused("json", "must be a JSON schema: an object, or its text")
         if not isinstance(self.json_object, (bool, type(None))):
-            raise _refused("json_object", "must be true or false")
+            raise refused("json_object", "must be true or false")
         for name in ("json", "regex", "grammar", "structural_tag"):
             value = getattr(self, name)
             if name != "json" or not isinstance(value, dict):
@@ -63,7 +63,7 @@ class StructuredOutputsParams(
         _check_text("whitespace_pattern", self.whitespace_pattern, MAX_WHITESPACE_PATTERN)
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
-                raise _refused(name, "must be true or false")
+                raise refused(name, "must be true or false")
         if self.choice is not None:
             _check_choices(self.choice)
 
@@ -73,7 +73,8 @@ class StructuredOutputsParams(
         return next(name for name in CONSTRAINTS if getattr(self, name) not in (None, False))
 
 
-def _refused(field: str, rule: str) -> RequestError:
+def refused(field: str, rule: str) -> RequestError:
+    """The error of a request whose constraint's `field` does not keep `rule`."""
     name = f"structured_outputs.{field}"
     return RequestError(f"{name} {rule}", name)
 
@@ -82,19 +83,19 @@ def _check_text(name: str, value: object, limit: int) -> None:
     if value is None:
         return
     if not isinstance(value, str) or not value:
-        raise _refused(name, "must be a text that is not empty")
+        raise refused(name, "must be a text that is not empty")
     if len(value) > limit:
-        raise _refused(name, f"must have at most {limit} characters, got {len(value)}")
+        raise refused(name, f"must have at most {limit} characters, got {len(value)}")
 
 
 def _check_choices(choices: object) -> None:
     if not isinstance(choices, list) or not choices:
-        raise _refused("choice", "must be a list of at least one text")
+        raise refused("choice", "must be a list of at least one text")
     if len(choices) > MAX_CHOICES:
-        raise _refused("choice", f"must have at most {MAX_CHOICES} entries, got {len(choices)}")
+        raise refused("choice", f"must have at most {MAX_CHOICES} entries, got {len(choices)}")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
-            raise _refused("choice", "must hold only texts that are not empty")
+            raise refused("choice", "must hold only texts that are not empty")
     if sum(map(len, choices)) > MAX_CONSTRAINT_CHARACTERS:
         rule = f"must have at most {MAX_CONSTRAINT_CHARACTERS} characters in all"
-        raise _refused("choice", rule)
+        raise refused("choice", rule)

@@ -21,6 +21,11 @@ from vllm_lite.errors import VLLMLiteError
 
 CHILDREN = Path(__file__).parent / "children"
 KV_SPACE_GIB = "2"
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": KV_SPACE_GIB,
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 MAX_LENGTH, MAX_SEQS = 2048, 64
 SEED = 0
 
@@ -85,12 +90,7 @@ class Engine:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that its processes get besides ours."""
-        return {
-            "VLLM_CPU_KVCACHE_SPACE": KV_SPACE_GIB,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_LOGGING_LEVEL": "INFO" if self.is_ours else "ERROR",
-        }
+        return {**ENVIRONMENT, "VLLM_LOGGING_LEVEL": "INFO" if self.is_ours else "ERROR"}
 
     @property
     def is_ours(self) -> bool:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import socket
 import statistics
+import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -28,6 +31,7 @@ from vllm_lite.bench.prompts import PromptMaker, open_tokenizer
 from vllm_lite.bench.recorder import PreparedRequest, RequestResult
 
 POLL_SECONDS = 0.05
+READY_SECONDS = 600.0
 # After the start: what it left to do is done, and the idle time begins.
 SETTLE_SECONDS, IDLE_SECONDS = 3.0, 5.0
 QUESTION = 32
@@ -116,6 +120,19 @@ def wait_ready(server: Process, port: int, deadline: float) -> str:
         if time.monotonic() > deadline:
             return "the server was not ready in time"
         time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def own_server(model: str, *options: str) -> Iterator[tuple[str, int]]:
+    """A ready server of ours on a free port: its URL and process id; ends the program without."""
+    # It runs in another directory.
+    model, port = str(Path(model).resolve()) if Path(model).exists() else model, free_port()
+    words = [sys.executable, "-m", "vllm_lite", "serve", model, "--host", "127.0.0.1"]
+    words += ["--port", str(port), "--disable-uvicorn-access-log", *options]
+    with running(words, {}, reads=False) as server:
+        if reason := wait_ready(server, port, time.monotonic() + READY_SECONDS):
+            raise SystemExit(f"the server of {model}: {reason}")
+        yield f"http://127.0.0.1:{port}", server.pid
 
 
 def _at_rest(engine: Engine, server: Process) -> dict[str, float]:

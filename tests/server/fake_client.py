@@ -369,7 +369,7 @@ class FakeEngineClient:
         """The deltas of one choice, a token each."""
         reply = self.replies[index % len(self.replies)]
         stop_reason: str | None = None
-        for stop in params.stop_strings:
+        for stop in params.stop or ():
             if stop in reply:
                 reply, stop_reason = reply[: reply.index(stop)], stop
         tokens = list(reply.encode())

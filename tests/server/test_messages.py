@@ -186,7 +186,7 @@ async def test_fields_reach_the_engine() -> None:
     assert reply.status_code == 200, reply.text
     params = client.seen[0][1]
     assert (params.temperature, params.top_k, params.top_p) == (0.5, 3, 0.5)
-    assert (params.stop_strings, params.max_tokens) == (["a"], 100)
+    assert (params.stop, params.max_tokens) == (["a"], 100)
     assert params.structured_outputs is not None
     assert params.structured_outputs.json == {"type": "object"}
     assert client.origins[0].tenant

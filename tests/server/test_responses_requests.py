@@ -64,7 +64,7 @@ async def test_fields_reach_the_engine() -> None:
     }
     reply = (await create(client, **body)).json()
     _, params, request_id = client.seen[0]
-    assert (params.seed, params.top_k, params.stop_strings) == (7, 3, ["x"])
+    assert (params.seed, params.top_k, params.stop) == (7, 3, ["x"])
     assert params.structured_outputs is not None and params.structured_outputs.json == schema
     assert params.truncate_prompt_tokens == -1
     assert client.options[0] == {"cache_salt": "salt", "priority": 2}

@@ -111,7 +111,7 @@ def test_off_values_become_none_or_zero() -> None:
 
 
 def test_stop_is_a_list_and_needs_text() -> None:
-    assert SamplingParams(stop="END").stop_strings == ["END"]
+    assert SamplingParams(stop="END").stop == ["END"]
     with pytest.raises(RequestError) as error:
         SamplingParams(stop="END", detokenize=False)
     assert error.value.param == "stop"

@@ -192,9 +192,7 @@ class MultiprocExecutor(Executor):
         return None
 
 
-def make_executor(config: VllmConfig) -> MultiprocExecutor:
-    """The executor for the ranks of `config`."""
-    return MultiprocExecutor(config)
+make_executor = MultiprocExecutor
 
 
 class _Signs:

@@ -188,9 +188,7 @@ class ChannelTools:
             yield from self.xml.read_calls(opened, calls)
             return
         if (yield from source.try_any(self.framing.ends)) is not None:
-            calls.begin(name)
-            calls.put("{}")
-            calls.end()
+            calls.whole(name)
             return
         yield from source.expect("{")
         calls.begin(name)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -72,6 +73,9 @@ class LargeReplies:
         if len(body) < LARGE:
             return Response(bytes(body), media_type="application/json")
         return _LargeResponse(body, self)
+
+    def json(self, payload: object) -> Response:
+        return self.response(msgspec.json.encode(payload))
 
     def begin(self, size: int) -> None:
         """A client begins to read an answer of `size` bytes."""

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vllm_lite.errors import RequestError
 from vllm_lite.structured_output.schema import MAX_DEPTH
-from vllm_lite.structured_outputs_params import MAX_CONSTRAINT_CHARACTERS, StructuredOutputsParams
+from vllm_lite.structured_outputs_params import (
+    MAX_CONSTRAINT_CHARACTERS,
+    StructuredOutputsParams,
+    refused,
+)
 
 if TYPE_CHECKING:
     from vllm_lite.config.structured_outputs import StructuredOutputsConfig
@@ -36,9 +39,9 @@ def canonical(
     if params.whitespace_pattern is not None:
         if not is_json:
             rule = "goes with json, json_object or structural_tag only"
-            raise _refused("whitespace_pattern", rule)
+            raise refused("whitespace_pattern", rule)
         if params.disable_any_whitespace:
-            raise _refused("whitespace_pattern", "contradicts disable_any_whitespace")
+            raise refused("whitespace_pattern", "contradicts disable_any_whitespace")
     is_compact = params.disable_any_whitespace or (
         config.disable_any_whitespace and params.whitespace_pattern is None
     )
@@ -72,17 +75,12 @@ def _json_text(field: str, value: str | dict[str, Any]) -> str:
         text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         text.encode()
     except RecursionError:
-        raise _refused(field, f"is nested deeper than {MAX_DEPTH} levels") from None
+        raise refused(field, f"is nested deeper than {MAX_DEPTH} levels") from None
     except (ValueError, TypeError) as error:
-        raise _refused(field, f"is not valid JSON: {error}"[:200]) from None
+        raise refused(field, f"is not valid JSON: {error}"[:200]) from None
     if not isinstance(parsed, dict) and not (field == "json" and isinstance(parsed, bool)):
-        raise _refused(field, "must be a JSON object")
+        raise refused(field, "must be a JSON object")
     if len(text) > MAX_CONSTRAINT_CHARACTERS:
         rule = f"must have at most {MAX_CONSTRAINT_CHARACTERS} characters, got {len(text)}"
-        raise _refused(field, rule)
+        raise refused(field, rule)
     return text
-
-
-def _refused(field: str, rule: str) -> RequestError:
-    name = f"structured_outputs.{field}"
-    return RequestError(f"{name} {rule}", name)

@@ -8,10 +8,19 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from measure.engine import EngineCore, Job, UsageError, add, engine, made_up, take, timed_waits
+from measure.engine import (
+    EngineCore,
+    Job,
+    UsageError,
+    add,
+    dummy_engine,
+    made_up,
+    take,
+    timed_waits,
+)
 from measure.place import Limits, Place, say
 from measure.report import Row, one_line
-from measure.shapes import dense_tensors, is_supported, model_folder, shape
+from measure.shapes import dense_tensors, shape
 from measure.timeline import Timeline, prepare, record
 
 BYTES = 2  # of a number of bf16
@@ -219,12 +228,8 @@ def llama_8b(place: Place) -> None:
     name, section = "Llama-3.1-8B", "llama_8b"
     config = shape(place, name)
     count, context = place.either((256, 1024), (4, 32))
-    settings = {"max_model_len": context + 512, "max_num_seqs": count}
-    if place.is_dry:
-        settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
-    folder = model_folder(place, name)
     prepare(place)
-    with engine(place, folder, load_format="dummy", **settings) as core:
+    with dummy_engine(place, name, context + 512, count) as core:
         say(f"  {core.describe().kernels}")
         alone = decoding(place, core, 1, context, place.either(100, 4))
         floor = floor_seconds(config, alone, place.known_limits())["weights"]
@@ -244,14 +249,10 @@ def quantized(place: Place) -> None:
     name, section = "Llama-3.1-8B", "quantized"
     config = shape(place, name)
     context = place.either(1024, 32)
-    settings = {"max_model_len": context + 512, "max_num_seqs": 1}
-    if place.is_dry:
-        settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
     prepare(place)
     for quantization, (narrow, head) in NARROW_BYTES.items():
-        options = settings | {"load_format": "dummy", "quantization": quantization}
         try:
-            with engine(place, model_folder(place, name), **options) as core:
+            with dummy_engine(place, name, context + 512, 1, quantization=quantization) as core:
                 found = decoding(place, core, 1, context, place.either(100, 4))
         except UsageError as error:
             left_out = f"{name}, left out"
@@ -271,14 +272,8 @@ def other_shapes(place: Place) -> None:
     section = "other_shapes"
     prepare(place)
     for name in ("Llama-3.2-1B", "Qwen3-30B-A3B"):
-        if not is_supported(name):
-            place.tell(Row(section, name, note="its architecture is not supported by this package"))
-            continue
         count, context = place.either((64, 512), (2, 16))
-        settings = {"max_model_len": context + 512, "max_num_seqs": count}
-        if place.is_dry:
-            settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
-        with engine(place, model_folder(place, name), load_format="dummy", **settings) as core:
+        with dummy_engine(place, name, context + 512, count) as core:
             for rows in (1, count):
                 found = decoding(place, core, rows, context, place.either(50, 3))
                 config = shape(place, name)

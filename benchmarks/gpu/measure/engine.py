@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from measure import plain_structs
 from measure.place import Place
+from measure.shapes import model_folder
 
 plain_structs.install()
 
@@ -70,9 +71,24 @@ def engine(place: Place, model: Path, **settings: Any) -> Iterator[EngineCore]:
     finally:
         core.shutdown()
         del core
-        gc.collect()
-        if not place.is_dry:
-            torch.cuda.empty_cache()
+        give_back(place)
+
+
+def dummy_engine(
+    place: Place, name: str, max_model_len: int, max_num_seqs: int, **settings: Any
+) -> AbstractContextManager[EngineCore]:
+    """A core over one of SHAPES, with random weights; small on the stand-in."""
+    small = {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
+    settings |= place.either({"max_model_len": max_model_len}, small)
+    settings |= {"max_num_seqs": max_num_seqs, "load_format": "dummy"}
+    return engine(place, model_folder(place, name), **settings)
+
+
+def give_back(place: Place) -> None:
+    """Free what nothing refers to, on the device too."""
+    gc.collect()
+    if not place.is_dry:
+        torch.cuda.empty_cache()
 
 
 def add(core: EngineCore, name: str, jobs: Sequence[Job]) -> None:

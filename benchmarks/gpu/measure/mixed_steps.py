@@ -10,10 +10,9 @@ from itertools import count as numbers
 from itertools import pairwise
 from unittest.mock import patch
 
-from measure.engine import EngineCore, Job, add, engine, made_up, take
+from measure.engine import EngineCore, Job, add, dummy_engine, made_up, take
 from measure.place import Place, say
 from measure.report import Row
-from measure.shapes import model_folder
 from vllm_lite.worker.graph_shapes import GraphShape
 
 SECTION, MODEL = "mixed_steps", "Llama-3.1-8B"
@@ -82,12 +81,9 @@ def mixed_steps(place: Place) -> None:
     counts = place.either(COUNTS, (1, 3))
     largest, lengths = place.either((LARGEST, LENGTHS), (64, (8,)))
     context = place.either(CONTEXT, 16)
-    settings = {"max_model_len": 1024, "max_num_seqs": max(counts) + 4}
-    if place.is_dry:
-        settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
     graphs = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
-    folder = model_folder(place, MODEL)
-    with engine(place, folder, load_format="dummy", compilation_config=graphs, **settings) as core:
+    seqs = max(counts) + 4
+    with dummy_engine(place, MODEL, 1024, seqs, compilation_config=graphs) as core:
         say(f"  {core.describe().kernels}")
         for count in counts:
             beside = Decoding(place, core, count, context)

@@ -8,7 +8,6 @@ as one batch, and in batches as large as that of `generate`. The faster counts.
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from measure.decode import decoding, gap_row, overhead_row, profile_row
-from measure.engine import Job, add, engine, made_up, run
+from measure.engine import Job, add, dummy_engine, give_back, made_up, run
 from measure.place import Place, say
 from measure.report import TIMES, Row, one_line
 from measure.shapes import model_folder
@@ -59,11 +58,8 @@ def serving(place: Place) -> None:
     place = replace(place, deadline=min(place.deadline, time.monotonic() + SECONDS))
     folder = model_folder(place, MODEL)
     count = place.either(NUM_REQUESTS, 6)
-    settings: dict[str, Any] = {"max_model_len": 2 * LONGEST + 64, "max_num_seqs": count}
-    if place.is_dry:
-        settings |= {"max_model_len": 128, "kv_cache_memory_bytes": 1 << 22}
     prepare(place)
-    with engine(place, folder, load_format="dummy", **settings) as core:
+    with dummy_engine(place, MODEL, 2 * LONGEST + 64, count) as core:
         say(f"  {core.describe().kernels}")
         vocabulary = core.config.facts.vocab_size
         jobs = workload(place, vocabulary)
@@ -163,13 +159,6 @@ def rival_model(place: Place, folder: Path) -> Any:
     dtype = place.either(torch.bfloat16, torch.float32)
     with torch.device(place.device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-
-
-def give_back(place: Place) -> None:
-    """Free what nothing refers to, on the device too."""
-    gc.collect()
-    if not place.is_dry:
-        torch.cuda.empty_cache()
 
 
 @dataclass(slots=True)

@@ -136,18 +136,6 @@ def shape(place: Place, name: str) -> dict[str, Any]:
     return {**whole, "torch_dtype": "bfloat16", **place.either({}, small)}
 
 
-def is_supported(name: str) -> bool:
-    """Whether this package has the architecture."""
-    from vllm_lite.errors import CheckpointError
-    from vllm_lite.models.registry import get_model_class
-
-    try:
-        get_model_class(SHAPES[name]["architectures"][0])
-    except CheckpointError:
-        return False
-    return True
-
-
 def model_folder(place: Place, name: str) -> Path:
     """A directory with the configuration alone, for dummy weights."""
     folder = place.folder / name

@@ -87,11 +87,5 @@ class Engine:
         session.measured(step["work"], kept=quiet / loaded, quiet_ms=quiet, loaded_ms=loaded)
 
 
-def main() -> None:
-    orders = session.orders()
-    engine = Engine(orders)
-    session.run_all(orders["steps"], engine.run)
-
-
 if __name__ == "__main__":
-    main()
+    session.run_all(Engine)

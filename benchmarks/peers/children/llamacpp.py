@@ -150,11 +150,5 @@ def _step_ms(context: Context, num_steps: int) -> float:
     return sum(seconds) * 1000 / len(seconds)
 
 
-def main() -> None:
-    orders = session.orders()
-    engine = Engine(orders)
-    session.run_all(orders["steps"], engine.run)
-
-
 if __name__ == "__main__":
-    main()
+    session.run_all(Engine)

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,11 +46,13 @@ def ready(spawned: float) -> None:
     measured("ready", seconds=time.monotonic() - spawned)
 
 
-def run_all(steps: Sequence[dict[str, Any]], run: Callable[[dict[str, Any]], None]) -> None:
+def run_all(make_engine: Callable[[dict[str, Any]], Any]) -> None:
     """Do one piece of work after another; one that fails does not keep the next from its turn."""
-    for step in steps:
+    given = orders()
+    engine = make_engine(given)
+    for step in given["steps"]:
         try:
-            run(step)
+            engine.run(step)
         except Exception as error:
             failed(step["work"], error)
 

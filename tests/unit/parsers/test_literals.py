@@ -144,4 +144,4 @@ def test_a_schema_says_which_types_an_argument_has(schema: object, types: set[st
     tool = ToolSpec("t", {"properties": {"a": schema}, "$defs": defs})
     if types is None:
         types = {"string", "integer", "number", "boolean", "object", "array", "null"}
-    assert tool.argument_types("a") == types
+    assert tool.types_at(["a"]) == types

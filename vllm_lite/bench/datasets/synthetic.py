@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import random
 from typing import Any
 
 import numpy as np
@@ -87,9 +86,7 @@ def prefix_repetition_samples(source: Source) -> list[Sample]:
         suffix = maker.draw(options.prefix_repetition_suffix_len, rng)
         text, real = maker.fit([*prefixes[index * num_prefixes // count], *suffix], rng)
         samples.append(Sample(text, len(real) + maker.num_added, output))
-    if not options.disable_shuffle:
-        random.Random(source.seed).shuffle(samples)
-    return samples
+    return source.shuffled(samples)
 
 
 def _lengths(length: int, ratio: float, count: int, rng: np.random.Generator) -> list[int]:

@@ -181,7 +181,7 @@ class OutputProcessor:
         for request in requests:
             if request.is_finished:
                 continue
-            self._end_open_choices(request, "abort", now, step)
+            self._end_open_choices(request, now, step)
             self._forget(request, step)
             output = request.take_output()
             if show and output is not None:
@@ -210,19 +210,17 @@ class OutputProcessor:
 
     def _show(self, request: RequestState, now: float, step: ProcessedStep) -> None:
         if request.has_failed:
-            self._end_open_choices(request, "abort", now, step)
+            self._end_open_choices(request, now, step)
         if not request.num_open:
             self._forget(request, step)
         output = request.take_output()
         if output is not None:
             request.sink.put(output)
 
-    def _end_open_choices(
-        self, request: RequestState, reason: str, now: float, step: ProcessedStep
-    ) -> None:
+    def _end_open_choices(self, request: RequestState, now: float, step: ProcessedStep) -> None:
         for choice in request.choices:
             if choice.finish_reason is None:
-                choice.finish_reason = reason
+                choice.finish_reason = "abort"
                 step.aborted_ids.append(choice.core_id)
                 self._end(choice, now, step)
 

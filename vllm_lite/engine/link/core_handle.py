@@ -63,12 +63,11 @@ class CoreHandle(ABC):
         otherwise or is not ready within VLLM_ENGINE_READY_TIMEOUT_S.
         """
         try:
-            ready = self._wait_first_message()
+            return self._wait_first_message()
         except BaseException:
             self.kill()
             self.close()
             raise
-        return ready
 
     def last_words(self) -> str:
         """The cause of the end: the core's own last message, else how it ended."""

@@ -135,9 +135,7 @@ class JsonTools(Marks):
         if name is None or (is_required and not done and held is None):
             raise Malformed
         if not done:
-            calls.begin(name)
-            calls.put(held or "{}")
-            calls.end()
+            calls.whole(name, held or "{}")
 
 
 def _short_string(source: Source) -> Reading[str]:
@@ -155,10 +153,8 @@ def _short_string(source: Source) -> Reading[str]:
 
 def _hold_arguments(source: Source) -> Reading[str]:
     parts: list[str] = []
-    if (yield from source.peek()) != "{":
-        yield from source.more()
-        raise Malformed
-    yield from read_value(source, JSON, parts.append)
+    yield from source.expect("{")
+    yield from read_value(source, JSON, parts.append, "{")
     return "".join(parts)
 
 
@@ -182,6 +178,4 @@ def _read_arguments(calls: CallWriter, name: str, is_checked: bool) -> Reading[N
     arguments = convert(inner, JSON) if inner.lstrip().startswith("{") else None
     if arguments is None:
         raise Malformed
-    calls.begin(name)
-    calls.put(arguments)
-    calls.end()
+    calls.whole(name, arguments)

@@ -72,9 +72,7 @@ class PythonicTools(Marks):
             calls.require_known(name)
         yield from source.skip_space()
         if (yield from source.try_literal(")")):
-            calls.begin(name)
-            calls.put("{}")
-            calls.end()
+            calls.whole(name)
             return
         key = yield from _keyword(source)
         calls.begin(name)

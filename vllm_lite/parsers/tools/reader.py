@@ -64,6 +64,12 @@ class CallWriter:
         self._is_open = False
         self.source.record()
 
+    def whole(self, name: str, arguments: str = "{}") -> None:
+        """A call whose arguments are known at once."""
+        self.begin(name)
+        self.put(arguments)
+        self.end()
+
     def content(self, text: str, rest: str = "") -> None:
         """Show `text`, which belongs to no call, of what was read so far; `rest` came after it."""
         self._sink.content(text)

@@ -56,13 +56,11 @@ class ToolSpec:
     parameters: Mapping[str, Any]
     strict: bool | None = None
 
-    def argument_types(self, argument: str) -> frozenset[str]:
-        """The JSON types that the schema allows for `argument`; empty where it does not say."""
-        schema = property_schema(self.parameters, argument, self.parameters)
-        return schema_types(schema, self.parameters)
-
     def types_at(self, path: Iterable[str | None]) -> frozenset[str]:
-        """As `argument_types`, of a value within an argument; None leads to an array's items."""
+        """The JSON types that the schema allows for a value; empty where it does not say.
+
+        `path` begins with the argument's name and leads into it; None leads to an array's items.
+        """
         schema: object = self.parameters
         for key in path:
             if key is None:

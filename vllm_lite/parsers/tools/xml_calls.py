@@ -230,7 +230,7 @@ class _Argument:
         """The argument `key`; returns where its value goes. Raises Malformed for a second one."""
         if not key or key in self._seen:
             raise Malformed
-        self.types = self._tool.argument_types(key)
+        self.types = self._tool.types_at((key,))
         head = f'{", " if self._seen else ""}"{quoted(key)}": '
         if not self._seen and key in self._holders:
             self.types = frozenset(("object", "string"))

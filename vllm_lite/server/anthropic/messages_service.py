@@ -166,7 +166,7 @@ class MessagesService:
         if body.stream:
             return EventStream(reply.events(outputs), generation, message_id, ending=b"")
         payload = await generation.finish(request.receive, reply.whole(outputs))
-        return context.large_replies.response(_encode(payload))
+        return context.large_replies.json(payload)
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of the prompt that a message would be created from."""

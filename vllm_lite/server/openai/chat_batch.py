@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -78,7 +77,7 @@ class ChatBatchService:
             await ChatReply(context, body, ready, request_id).payload(output)
             for body, ready, output in zip(singles, prepared, outputs, strict=True)
         ]
-        return context.large_replies.response(msgspec.json.encode(_merged(replies)))
+        return context.large_replies.json(_merged(replies))
 
     async def _prepare(self, singles: list[ChatCompletionRequest]) -> list[PreparedChat]:
         prepared = []

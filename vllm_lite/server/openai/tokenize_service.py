@@ -83,7 +83,7 @@ class TokenizeService:
             )
         async with self._context.large_replies.making():
             text = await asyncio.to_thread(self._context.tokenizer.decode, body.tokens)
-            return self._context.large_replies.response(msgspec.json.encode({"prompt": text}))
+            return self._context.large_replies.json({"prompt": text})
 
     async def describe(self, request: Request) -> Response:
         """Describe the tokenizer and its chat template."""

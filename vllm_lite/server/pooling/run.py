@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from vllm_lite.config.pooling import PoolingFacts
+from vllm_lite.config.pooling import TOKEN_TASKS, PoolingFacts
 from vllm_lite.engine.client import PromptDict
 from vllm_lite.errors import RequestError, UnavailableError
 from vllm_lite.pooling_params import PoolingParams
@@ -24,7 +24,6 @@ from vllm_lite.server.pooling.protocol import PoolingBody
 Vectors = NDArray[np.float32]
 # Numbers of all vectors of one request: as many as MAX_INPUTS vectors of 4096 have.
 MAX_NUMBERS = 1 << 23
-_PER_TOKEN = ("token_embed", "token_classify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def _check_size(facts: PoolingFacts, prompts: Sequence[PromptDict], params: Pool
     task = params.task or facts.default_task
     width = facts.size if "embed" in task else facts.num_labels
     count = len(prompts)
-    if task in _PER_TOKEN:
+    if task in TOKEN_TASKS:
         count = sum(_num_answers(facts, prompt["prompt_token_ids"]) for prompt in prompts)
     if count * width > MAX_NUMBERS:
         raise RequestError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,6 +41,7 @@ class ScoreService:
 
     def __init__(self, context: ServingContext) -> None:
         self._context = context
+        self._json = context.large_replies.json
         self._kind = facts_of(context).score_type
 
     async def score(self, request: Request) -> Response:
@@ -59,7 +59,7 @@ class ScoreService:
             {"index": index, "object": "score", "score": one} for index, one in enumerate(found)
         ]
         identity = self._context.identity(pooled.request_id, "list")
-        return self._reply({**identity, "data": data, "usage": pooled.usage})
+        return self._json({**identity, "data": data, "usage": pooled.usage})
 
     async def rerank(self, request: Request) -> Response:
         """Sort documents by how well they fit a query."""
@@ -82,10 +82,7 @@ class ScoreService:
             results.append({**result, "relevance_score": found[index]})
         usage = {"prompt_tokens": pooled.num_tokens, "total_tokens": pooled.num_tokens}
         identity = {"id": pooled.request_id, "model": self._context.model_name, "usage": usage}
-        return self._reply({**identity, "results": results})
-
-    def _reply(self, payload: dict[str, object]) -> Response:
-        return self._context.large_replies.response(msgspec.json.encode(payload))
+        return self._json({**identity, "results": results})
 
     async def _scored(
         self,

@@ -267,7 +267,7 @@ async def written(
 ) -> Response:
     """The reply whose content is `write()`; of many numbers it is made by a thread."""
     if pooled.num_numbers <= _FEW_NUMBERS:
-        return context.large_replies.response(msgspec.json.encode(write()))
+        return context.large_replies.json(write())
     async with context.large_replies.making():
         body = await asyncio.to_thread(lambda: msgspec.json.encode(write()))
         return context.large_replies.response(body)

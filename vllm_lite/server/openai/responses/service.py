@@ -10,7 +10,6 @@ import asyncio
 import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,6 +42,7 @@ from vllm_lite.server.replies import EventStream
 class ResponsesService:
     def __init__(self, context: ServingContext) -> None:
         self._context = context
+        self._json = context.large_replies.json
         self._store = ResponseStore()
         # Why nothing is stored; empty where responses are.
         self._no_store = _why_no_store(context.server_config)
@@ -238,9 +238,6 @@ class ResponsesService:
             raise
         self._finish(entry, run)
         return self._json(payload)
-
-    def _json(self, payload: Payload) -> Response:
-        return self._context.large_replies.response(msgspec.json.encode(payload))
 
     async def _foreground_events(
         self, entry: StoredResponse, run: ResponseRun, generation: Generation[RequestOutput]
