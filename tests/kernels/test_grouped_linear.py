@@ -73,6 +73,7 @@ def cases() -> dict[str, Any]:
         4, 70, 112, 16, torch.float8_e4m3fn, torch.randn(16), super_scales=torch.rand(70, 1)
     )
     made["mxfp4"] = lambda: weight(4, 70, 96, 32, torch.float8_e8m0fnu, torch.randn(16))
+    made["a short last group"] = lambda: weight(4, 70, 104, 64, torch.bfloat16, torch.randn(16))
     made["one group of odd size"] = lambda: weight(8, 9, 101, 101)
     made["permuted"] = lambda: weight(4, 32, 64, 32, permutation=torch.randperm(64))
     return made

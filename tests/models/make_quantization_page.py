@@ -38,7 +38,8 @@ A checkpoint says how it is quantised (`quantization_config` in `config.json`, o
 be left out; a name that contradicts it is an error. A plain checkpoint is rounded as it is loaded
 if `--quantization` names a form in flight; `--quantization-config` says which layers: `linear`,
 `moe`, `ignore`, `targets`, by names as the checkpoint has them. An option that rounds no layer is
-an error. Of GGUF's blocks, layers whose inputs 32 does not divide stay plain, with a warning.
+an error. Where groups do not divide a layer's inputs, the last one is shorter; of GGUF's blocks,
+layers whose inputs 32 does not divide stay plain, with a warning.
 
 Weights are kept in one of these forms, and multiplied in that form:
 
@@ -49,7 +50,10 @@ of a mixture's experts are not, whatever the format says (W8A8, fp8): an expert'
 within the product and multiplied by inputs as they are, which is nearer to the model that was
 quantised; what a CPU multiplies as GGUF's types is the exception. `--quantization dequantize`
 expands everything to `--dtype` instead. Embeddings and heads stay as they are stored. Layers that
-are fused here (q, k and v; gate and up) must be stored alike: else one error names both.
+are fused here (q, k and v; gate and up) must be stored alike: else one error names both. A
+checkpoint's scales of cached keys and values are used by `--kv-cache-dtype fp8`, and left out with
+a warning by others; those for another cache than 8-bit floats (int8, NVFP4) are always left out,
+and an error with fp8.
 """
 PERPLEXITY = """\
 Its weights began as Q4_1, which flatters 4 bits: `int4`, of the same grid, loses almost nothing,
@@ -161,7 +165,7 @@ ROWS = (
         ("compressed-tensors",),
         "integers of 2 to 8 bits, int8, fp8 of tensors, outputs and blocks, MXFP4, MXFP6, MXFP8, "
         "NVFP4, with inputs as they are or rounded, to four bits too; act-order, 2:4 sparse, "
-        "scales of the cache, also alone",
+        "scales of the cache, of layers or of heads, also alone",
         "as integers in groups or block floats",
         "transforms of inputs, by name; static scales of inputs of fewer than eight bits",
         _VALUES,
@@ -170,10 +174,10 @@ ROWS = (
         ("fp8", "deepseek_v4_fp8", "fbgemm_fp8", "mxfp8"),
         ("fp8", "fbgemm_fp8", "mxfp8"),
         "E4M3 with static or dynamic inputs; scales of a tensor, an output, a block, or powers of "
-        "two for 32; inputs' scales that are powers of two (`scale_fmt` ue8m0); scales of the "
-        "cache",
+        "two for 32; inputs' scales that are powers of two (`scale_fmt` ue8m0); routed experts in "
+        "MXFP4 (`expert_dtype` fp4); scales of the cache",
         _FLOATS,
-        "blocks that a fused layer's parts cut; `expert_dtype` fp4",
+        "blocks that a fused layer's parts cut",
         _VALUES,
     ),
     Row(
@@ -267,7 +271,7 @@ FLIGHTS = {
     "`quantization_config` with `load_in_8bit`; checkpoints of LLM.int8, nf4 and fp4, double "
     "quantised too, stay so; pickles are refused",
     "experts_int8": "a mixture's experts alone, to int8 with a scale for each output",
-    "rtn": "int8 in groups of 128, or of the largest power of two that divides a layer's inputs",
+    "rtn": "int8 in groups of 128, or of 64, 32 or 16 where one of these divides a layer's inputs",
 }
 # GGUF's types whose models, of weights that are plainly rounded, differ from themselves
 # dequantised by more than LIMIT percent.

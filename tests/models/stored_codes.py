@@ -87,6 +87,29 @@ def mx(kind: str, weight_name: str = "weight", scale_name: str = "weight_scale")
     return quantise
 
 
+def deepseek_v4(scale_name: str = "scale") -> Quantise:
+    """Routed experts as mx fp4, two to a signed byte, others as fp8 in blocks of 128 by 128.
+
+    All scales are powers of two, of a type of their own.
+    """
+
+    def quantise(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        if ".experts." in name:
+            stored, worth = mx("fp4")(name, weight)
+            codes, scales = stored["weight"].view(torch.int8), stored["weight_scale"]
+        else:
+            rows, columns = weight.shape
+            whole = torch.nn.functional.pad(weight, (0, -columns % 128, 0, -rows % 128))
+            blocks = whole.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).transpose(1, 2)
+            powers = power_of_two(blocks.flatten(2), 448.0) * 2  # none is beyond
+            wide = powers.repeat_interleave(128, 0).repeat_interleave(128, 1)[:rows, :columns, 0]
+            codes = (weight / wide).to(E4M3)
+            worth, scales = codes.float() * wide, exponents(powers)
+        return {"weight": codes, scale_name: scales.view(torch.float8_e8m0fnu)}, worth
+
+    return quantise
+
+
 def sparse(quantise: Quantise) -> Quantise:
     """Without two of each four values, as sparse-24-bitmask stores what is left."""
 

@@ -46,6 +46,7 @@ GROUP_SIZES = ("group_size", "q_group_size", "groupsize")
 BLOCK_SIZES = ("weight_block_size", "block_structure")
 # Formats of experts.
 EXPERTS = ("awq", "gptq", "fp8 blocks", "2:4 float", "W4A16", "NVFP4", "MXFP4")
+EXPERTS += ("fp8 blocks with fp4",)
 Tensors = dict[str, torch.Tensor]
 # Refusals that no file of weights and no tensor is to blame for, since a setting is wrong.
 OF_SETTINGS = (

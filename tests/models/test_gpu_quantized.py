@@ -167,9 +167,16 @@ def test_experts_may_have_groups_that_are_padded(is_ordered: bool, tmp_path: Pat
     torch.testing.assert_close(continued(check_equal(packed))[1], want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "int8", "fp8", "int8_per_channel", "rtn"])
-def test_experts_are_rounded_as_they_are_loaded(name: str, tmp_path: Path) -> None:
-    path = save(make_model("qwen3_moe", **MIXTURE), tmp_path)
+IN_FLIGHT = [(name, 64) for name in ("int4", "mxfp4", "int8", "fp8", "int8_per_channel", "rtn")]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [*IN_FLIGHT, *((name, 72) for name in ("mxfp4", "nvfp4", "mxfp8", "nf4"))]
+)
+def test_experts_are_rounded_as_they_are_loaded(name: str, size: int, tmp_path: Path) -> None:
+    """Groups of 72 and of 40 inputs end in a shorter one."""
+    sizes = MIXTURE | {"hidden_size": size, "moe_intermediate_size": size - 32, "head_dim": 24}
+    path = save(make_model("qwen3_moe", **sizes), tmp_path)
     model = check_equal(path, quantization=name)
     (mixture,) = (m for m in model.modules() if isinstance(m, SparseMLP))
     assert isinstance(mixture.kernel.gate_up, QuantizedStack)

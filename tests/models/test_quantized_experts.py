@@ -5,6 +5,7 @@ Their inputs are not rounded, whatever the format says of a layer's.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.models.quantized_checkpoints import Quantise, write_pair
 from tests.models.runner import load
+from tests.models.stored_codes import deepseek_v4
 from tests.models.test_aqlm import FORMS as AQLM
 from tests.models.test_aqlm import written
 from tests.models.test_integer_checkpoints import FORMATS
@@ -44,6 +46,7 @@ NAMES = (
     "W4A16 groups of 8",
     *("awq", "gptq", "gptq act-order", "marlin", "marlin 24", "qqq"),
     *("hqq 4", "bitsandbytes", "bitsandbytes nf4 nested 128", "torchao int4", "torchao float8"),
+    "fp8 blocks with fp4",
     *("fp8 static", "fp8 blocks", "W8A8 int", "W4A16", "W4A16 act-order", "NVFP4"),
     *("NVFP4A16", "MXFP4", "MXFP8", "2:4 float", "modelopt FP8", "modelopt NVFP4"),
     *("quark fp8", "quark int8", "quark fp4", "quark fp6_e2m3", "fbgemm_fp8"),
@@ -137,3 +140,35 @@ def test_experts_of_unlike_scales_are_multiplied_alike(tmp_path: Path) -> None:
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
     got, want = (logits(load(path)) for path in (packed, plain))
     torch.testing.assert_close(got, want, atol=0.05 * float(want.abs().max()), rtol=0)
+
+
+SHARED = {"first_k_dense_replace": 1, "n_shared_experts": 1, "n_routed_experts": 8, "n_group": 2}
+SHARED |= {"topk_group": 1, "q_lora_rank": 128, "kv_lora_rank": 64, "num_hidden_layers": 2}
+SHARED |= {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
+
+
+@pytest.mark.parametrize("suffix", ["scale", "weight_scale", "weight_scale_inv"])
+@pytest.mark.parametrize("has_others", [True, False])
+def test_routed_experts_beside_fp8_may_have_four_bits(
+    suffix: str, has_others: bool, tmp_path: Path
+) -> None:
+    """The others may be plain too; the setting lies beside the method's own, as DeepSeek's."""
+
+    def quantise(name: str, weight: torch.Tensor) -> Any:
+        is_kept = has_others or ".experts." in name
+        return deepseek_v4(suffix)(name, weight) if is_kept else ({"weight": weight}, weight)
+
+    settings = CASES["fp8 blocks with fp4"][0] | {"expert_dtype": None}
+    packed, plain = write_pair(tmp_path, settings, quantise, "deepseek_v3", **SHARED)
+    config = json.loads((packed / "config.json").read_text())
+    del config["quantization_config"]["expert_dtype"]
+    (packed / "config.json").write_text(json.dumps(config | {"expert_dtype": "fp4"}))
+    want = logits(load(plain))
+    assert torch.equal(logits(load(packed, quantization="dequantize")), want)
+    model = load(packed, quantization="deepseek_v4_fp8")
+    (mixture,) = mixtures(model)
+    assert {weight.format for weight in mixture.kernel.stored} == {"float4 groups"}
+    shared = model.model.layers[1].mlp.shared_experts.down_proj.kernel.stored
+    assert [weight.format for weight in shared] == ["float8 groups" if has_others else "float32"]
+    if not has_others:  # whose inputs are rounded
+        torch.testing.assert_close(logits(model), want, rtol=1e-4, atol=1e-4)

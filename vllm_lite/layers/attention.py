@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from vllm_lite.distributed.groups import Shard
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.metadata import current_metadata
 from vllm_lite.layers.score_terms import ScoreTerms, check_arguments, per_head
 from vllm_lite.layers.weights import NamedSlot, WeightedLayer, WeightSlot
+from vllm_lite.quantization.method import Unpacking
 
 # Operations that take all the reference does, whatever the size of values, take this argument.
 _WITH_ALL = ("lse",)
@@ -87,33 +89,45 @@ class Attention(nn.Module, WeightedLayer):
 
 
 class ScaledCacheAttention(Attention):
-    """Attention over an 8-bit cache with the checkpoint's scales of keys and values.
+    """Attention over an 8-bit cache with the checkpoint's scales of a layer's keys and values.
 
     It stores key / k_scale and value / v_scale, rounded to their own type first. The scales return
     in a factor of the scores and one of the result, so that every backend's kernels can be used:
     softmax(q k^T s) v = v_scale softmax(q (k / k_scale)^T s k_scale) (v / v_scale).
     """
 
+    _unpacking: ClassVar[Unpacking | None] = None
+
     def __init__(
-        self, scale: float, sliding_window: int | None = None, terms: ScoreTerms | None = None
+        self,
+        scale: float,
+        sliding_window: int | None = None,
+        terms: ScoreTerms | None = None,
+        scales: Shard | None = None,
     ) -> None:
+        """`scales` is this rank's part of the keys' scales, and of the values'; None: one each."""
         super().__init__(scale, sliding_window, terms)
+        self._shard = scales or Shard.whole(1)
         # Read once, on the host: kernels take them as floats.
-        self._scales = torch.empty(2, 1, dtype=torch.float32, device="cpu")
+        self._scales = torch.empty(2, self._shard.size, dtype=torch.float32, device="cpu")
         self._key_scale = self._value_scale = 1.0
 
     def weight_slots(self) -> Iterator[NamedSlot]:
         yield from super().weight_slots()
-        for name, number in zip(("k_scale", "v_scale"), self._scales, strict=True):
-            yield NamedSlot("", name, WeightSlot.whole(number))
+        full, start = (self._shard.full_size,), (self._shard.start,)
+        for name, numbers in zip(("k_scale", "v_scale"), self._scales, strict=True):
+            yield NamedSlot("", name, WeightSlot(numbers, full, start, unpacking=self._unpacking))
 
     def process_weights_after_loading(self) -> None:
+        for key, value in self._scales.T.tolist():
+            if not 0 < key < math.inf or not 0 < value < math.inf:
+                raise CheckpointError(
+                    f"scales of a layer's cache are {key} and {value}; use --kv-cache-dtype auto"
+                )
+        self._take_scales()
+
+    def _take_scales(self) -> None:
         self._key_scale, self._value_scale = self._scales.flatten().tolist()
-        if not 0 < self._key_scale < math.inf or not 0 < self._value_scale < math.inf:
-            raise CheckpointError(
-                f"scales of a layer's cache are {self._key_scale} and {self._value_scale}; "
-                "use --kv-cache-dtype auto"
-            )
         self._scale *= self._key_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -125,19 +139,51 @@ class ScaledCacheAttention(Attention):
         return super().attend(query).mul_(self._value_scale)
 
 
+class HeadScaledCacheAttention(ScaledCacheAttention):
+    """The same with scales of each head's keys and values: queries take those of the scores."""
+
+    # Of K heads [K, 1, 1], as compressed-tensors writes them, or [K].
+    _unpacking = Unpacking(
+        None,
+        lambda shape: (*shape, 1, 1),
+        lambda stored, _: stored.flatten(),
+        Unpacking(None, tuple, lambda stored, _: stored),
+    )
+
+    def _take_scales(self) -> None:
+        self._by_head = self._scales[..., None].to(self._key_cache.device)  # [2, K, 1]
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
+        keys, values = self._by_head
+        key, value = (key / keys).to(key.dtype), (value / values).to(value.dtype)
+        return Attention.forward(self, query, key, value)
+
+    def attend(self, query: Tensor) -> Tensor:
+        """Attend by query [T, H, D] to what is cached."""
+        keys, values = self._by_head[..., None]
+        shared = torch.unflatten(query, 1, (len(keys), -1))  # [T, K, H / K, D]
+        mixed = Attention.attend(self, (shared * keys).to(query.dtype).flatten(1, 2))
+        torch.unflatten(mixed, 1, (len(values), -1)).mul_(values)
+        return mixed
+
+
 def attention(
     scale: float,
     sliding_window: int | None = None,
     terms: ScoreTerms | None = None,
     *,
-    cache_has_scales: bool = False,
+    cache_scales: Shard | None = None,
     has_value_size: bool = False,
 ) -> Attention:
-    """Make a layer's attention, with cache scales if its checkpoint has them.
+    """Make a layer's attention, with `cache_scales` if its checkpoint has scales of the cache.
 
     With has_value_size, values are of another size than keys.
     """
     if has_value_size:
         check_arguments(ops().paged_attention, _WITH_ALL, "values of a size of their own")
-    kind = ScaledCacheAttention if cache_has_scales else Attention
-    return kind(scale, sliding_window, terms)
+    if cache_scales is None:
+        return Attention(scale, sliding_window, terms)
+    is_one = cache_scales.full_size == 1
+    kind = ScaledCacheAttention if is_one else HeadScaledCacheAttention
+    return kind(scale, sliding_window, terms, cache_scales)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.quantized.registry import read_scheme
 from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
+from vllm_lite.errors import CheckpointError
 from vllm_lite.loader.formats import SHARDED, open_files
 from vllm_lite.loader.stored import FLOATS, TensorFile, stored_tensor
 from vllm_lite.loader.weight_rules import WHOLE, WeightRules
+from vllm_lite.log import init_logger
+
+logger = init_logger(__name__)
 
 # Suffixes of the tensors that make a layer's matrix, and of those that may be plain.
 _MATRICES = (
@@ -20,7 +26,7 @@ _MATRICES = (
 )
 _PLAIN = ("weight", "compressed")
 # Of what lies beside a matrix that is not plain, whatever type holds it.
-_SCALES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB")
+_SCALES = ("weight_scale", "weight_scale_inv", "scale", "weight.absmax", "SCB")
 
 
 def tensor_names(directory: Path, load: LoadConfig) -> list[str]:
@@ -91,12 +97,39 @@ def plain_layers(config: VllmConfig, scheme: Scheme | None, rules: WeightRules) 
     return found
 
 
-def has_cache_scales(config: VllmConfig, scheme: Scheme | None, rules: WeightRules) -> bool:
-    """Whether the checkpoint has scales for keys and values, by its settings or else its names."""
-    if scheme is None or config.load.load_format == "dummy":
-        return scheme is not None and bool(scheme.has_cache_scales)
-    if scheme.has_cache_scales is not None:
-        return scheme.has_cache_scales
+def cache_scales(
+    config: VllmConfig, scheme: Scheme | None, rules: WeightRules
+) -> Literal["layer", "head"] | None:
+    """Whose keys and values have scales that the cache uses, by the settings or else the names.
+
+    Warns of scales that are left out; raises CheckpointError for those of no cache here.
+    """
+    scales, kind = None if scheme is None else scheme.cache_scales, config.cache.kv_cache_dtype
+    if scales is None:
+        return None
+    if kind not in ("fp8", "fp8_e4m3"):
+        if scales.scope != "stored":
+            _warn_of_scales(config.facts.path, scales.other, kind)
+        return None
+    if scales.other:
+        raise CheckpointError(
+            f"{config.facts.path} has scales for a cache of {scales.other}, which this build does "
+            "not have; use --kv-cache-dtype auto"
+        )
+    if scales.scope != "stored":
+        return scales.scope
+    if config.load.load_format == "dummy":
+        return None
     names = tensor_names(Path(config.facts.path), config.load)
     parts = (part for name in names for part, _ in rules.parts_of(rules.name_of(name)))
-    return any(name.endswith(".self_attn.k_scale") for name in parts)
+    return "layer" if any(name.endswith(".self_attn.k_scale") for name in parts) else None
+
+
+@cache
+def _warn_of_scales(path: str, other: str, kind: str) -> None:
+    """Say once in a process that a checkpoint's scales are not used."""
+    advice = "" if other else "; fp8 uses them"
+    logger.warning(
+        "%s has scales for a cache of %s, which --kv-cache-dtype %s leaves out%s",
+        *(path, other or "8-bit floats", kind, advice),
+    )

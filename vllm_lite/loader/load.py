@@ -32,7 +32,7 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights, return_unused_he
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
-from vllm_lite.loader.contents import has_cache_scales, plain_layers, scheme_of
+from vllm_lite.loader.contents import cache_scales, plain_layers, scheme_of
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
@@ -143,6 +143,7 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         is_text_part=row is not None and row.is_text_part,
         may_lack_root=facts.pooling is not None and issubclass(model_class, DecoderForCausalLM),
         marks=marks_of(facts),
+        suffixes={} if scheme is None else scheme.suffixes,
     )
     held = plain_layers(config, scheme, rules)
     if scheme is not None and scheme.in_flight is not None and held and all(held.values()):
@@ -158,8 +159,7 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
         methods=lambda path: methods.of(
             path, [rules.source_of(layer) for layer in parts_of_layer(path)]
         ),
-        cache_has_scales=config.cache.kv_cache_dtype in ("fp8", "fp8_e4m3")
-        and has_cache_scales(config, scheme, rules),
+        cache_scales=cache_scales(config, scheme, rules),
     )
     with torch.device(device):
         model = model_class(facts, options)
@@ -299,8 +299,10 @@ def _match(
             elif not (pools and name.startswith("lm_head.")) and not is_ignorable(name, targets):
                 unexpected.append(tensor)
     lacking = [name for name, target in targets.items() if not target.slot.is_optional]
-    missing = [_source_of(rules, name) for name in lacking if name not in fills]
+    missing = [name for name in lacking if name not in fills]
     if missing:
+        suffixes = {tensor.name.rpartition(".")[2] for tensor in held}
+        missing = [rules.stored_name(name, suffixes) for name in missing]
         layers = {name.rpartition(".")[0] for name in missing}
         beside = [tensor for tensor in held if tensor.name.rpartition(".")[0] in layers]
         place = place_of(beside or held, path)
@@ -317,11 +319,6 @@ def _match(
                 f"for {fill.part.expected(slot)}"
             )
     return fills
-
-
-def _source_of(rules: WeightRules, name: str) -> str:
-    layer, _, suffix = name.rpartition(".")
-    return f"{rules.source_of(layer)}.{suffix}"
 
 
 def _jobs(fills: Iterable[_Fill], numbers: Mapping[int, int]) -> list[_LayerJob]:

@@ -87,6 +87,8 @@ class StoredTensor:
     # Where it is a slice: its place along the first dimension, which it has no more, or its rows.
     place: int | None = None
     first_row: int = 0
+    # Bytes that a tool stored as signed numbers.
+    has_signs: bool = False
 
     @property
     def path(self) -> Path:
@@ -148,7 +150,7 @@ class StoredTensor:
         for dim, chosen in enumerate(region):
             if not isinstance(chosen, slice):
                 part = part.index_select(dim, chosen)
-        return part
+        return part.view(torch.uint8) if self.has_signs else part
 
 
 class JoinedTensor(Protocol):
@@ -189,13 +191,14 @@ def damaged(tensor: StoredTensor | JoinedTensor, wanted: str) -> CheckpointError
 def stored_tensor(file: TensorFile, name: str, wanted: torch.dtype | None) -> StoredTensor:
     """The tensor `name` of `file`; raises CheckpointError for one that cannot be read as wanted."""
     dtype, shape = file.entry(name)
+    has_signs = dtype == "I8" and wanted is torch.uint8
     if wanted is not None:
         allowed = [word for word, number in _NARROW.items() if number is wanted] or list(FLOATS)
         is_power = dtype == "F8_E8M0" and (wanted is torch.uint8 or wanted in FLOATS.values())
-        if dtype not in allowed and not is_power:
+        if dtype not in allowed and not is_power and not has_signs:
             raise CheckpointError(
                 f"{file.path}: the tensor {name!r} is stored as {dtype}; supported are "
                 f"{', '.join(allowed)}"
             )
     item_size = _DTYPES[dtype].itemsize if dtype in _DTYPES else 0
-    return StoredTensor(name, shape, math.prod(shape) * item_size, file, name)
+    return StoredTensor(name, shape, math.prod(shape) * item_size, file, name, has_signs=has_signs)

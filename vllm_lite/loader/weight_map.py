@@ -35,8 +35,11 @@ FUSED = {
 # Layers of attention that a layer which reads another's cache has for nothing.
 _OF_KEYS = ("k_proj", "v_proj", "k_norm")
 # Suffixes of tensors that older checkpoints have although the configuration implies them.
-# Scales of caches are for caches that have none of their own.
-_UNUSED = (*(f".self_attn.{name}_scale" for name in ("k", "v", "q", "prob", "attn.prob")),)
+# Scales of caches are for caches that have none of their own, and zero points are all zero.
+_UNUSED = (
+    *(f".self_attn.{name}_scale" for name in ("k", "v", "q", "prob", "attn.prob")),
+    *(f".self_attn.{name}_zero_point" for name in "kvq"),
+)
 # Tensors of quantised layers beside which others are room for a kernel, or settings once more.
 _WITH_NOTES = ("B", "B_24", "W_q", "SCB")
 # Of a layer with scales: what its settings imply, or do not use.

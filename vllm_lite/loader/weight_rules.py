@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -299,12 +299,14 @@ class WeightRules:
         is_text_part: bool = False,
         may_lack_root: bool = False,
         marks: Mapping[str, str] | None = None,
+        suffixes: Mapping[str, str] | None = None,
     ) -> None:
         """With is_text_part, rules are for names without what marks the text model's tensors.
 
-        Else `marks` are what names may begin with, and what takes its place.
+        Else `marks` are what names may begin with, and what takes its place. `suffixes` are those
+        of quantised layers' tensors that stand for others.
         """
-        rules = list(rules)
+        rules, self._suffixes = list(rules), suffixes or {}
         self._marks = dict(marks) if marks else (_TEXT_MARKS if is_text_part else {"": ""})
         if may_lack_root:
             self._marks = _ROOTS | self._marks
@@ -347,6 +349,9 @@ class WeightRules:
         layer, _, suffix = name.rpartition(".")
         if name.endswith(_BOTH_CACHE_SCALES):
             return [(f"{layer}.{part}_scale", WHOLE) for part in "kv"]
+        if suffix in self._suffixes and not _CACHE_SCALE.search(name):
+            suffix = self._suffixes[suffix]
+            name = f"{layer}.{suffix}"
         pattern, numbers = _pattern(layer)
         rule = self._rules.get(layer, self._rules.get(pattern))
         if rule is None:
@@ -363,6 +368,13 @@ class WeightRules:
         pattern, numbers = _pattern(layer)
         source = self._sources.get(pattern)
         return layer if source is None else _numbered(source, numbers)
+
+    def stored_name(self, name: str, suffixes: Collection[str]) -> str:
+        """The checkpoint's name of the model's tensor `name`; its others have `suffixes`."""
+        layer, _, suffix = name.rpartition(".")
+        names = (suffix, *(other for other, own in self._suffixes.items() if own == suffix))
+        stored = next((other for other in names if other in suffixes), suffix)
+        return f"{self.source_of(layer)}.{stored}"
 
 
 def _of_cache(name: str) -> str:

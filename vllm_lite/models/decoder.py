@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
         input_size: int = 0,
     ) -> None:
         super().__init__()
-        heads = head_shards(spec.num_heads, spec.num_kv_heads)[0]
+        heads, kv_heads = head_shards(spec.num_heads, spec.num_kv_heads)
         value_size = spec.value_size or spec.head_size
         self._width = heads.size * value_size
         name = "qkv_proj"
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
         )
         causal = partial(
             attention,
-            cache_has_scales=options.cache_has_scales,
+            cache_scales=options.scales_of(kv_heads),
             has_value_size=value_size != spec.head_size,
         )
         make: Callable[..., nn.Module] = EncoderAttention if spec.is_bidirectional else causal

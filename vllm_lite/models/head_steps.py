@@ -89,7 +89,7 @@ def _is_usual(spec: AttentionSpec, options: BuildOptions) -> bool:
     norm = spec.qk_norm
     return (
         spec.has_cache
-        and not options.cache_has_scales
+        and options.cache_scales is None
         and options.cache_format == CacheFormat(str(options.dtype).removeprefix("torch."))
         and spec.value_size in (None, spec.head_size)
         and spec.query_scaling is None

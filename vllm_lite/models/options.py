@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -23,8 +24,8 @@ class BuildOptions:
     max_model_len: int
     # By the path of a layer.
     methods: Callable[[str], LinearMethod]
-    # Whether the checkpoint has scales for each layer's cached keys and values.
-    cache_has_scales: bool = False
+    # The checkpoint's scales of cached keys and values: of a layer's, or of each head's.
+    cache_scales: Literal["layer", "head"] | None = None
     path: str = ""
 
     def at(self, name: str) -> BuildOptions:
@@ -39,6 +40,10 @@ class BuildOptions:
         """A linear layer at `path` that every rank has in full."""
         shards = {"": Shard.whole(outputs)}
         return ParallelLinear(self.linear_method, Shard.whole(inputs), shards, bias=bias)
+
+    def scales_of(self, kv_heads: Shard) -> Shard | None:
+        """This rank's part of the checkpoint's scales for a layer's keys, or values."""
+        return {None: None, "layer": Shard.whole(1), "head": kv_heads}[self.cache_scales]
 
     def parts(self, hidden_size: int) -> MixerParts:
         return MixerParts(hidden_size, lambda name: self.at(name).linear_method, self.dtype)

@@ -108,7 +108,7 @@ class SharingAttention(nn.Module):
             spec.scale,
             spec.window,
             ScoreTerms(heads=heads),
-            cache_has_scales=options.cache_has_scales,
+            cache_scales=options.scales_of(kv_heads),
         )
 
     def read(self, cached: Attention) -> None:

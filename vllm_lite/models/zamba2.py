@@ -196,7 +196,9 @@ class HybridLayer(nn.Module):
         self._use, self._embedding, self._add = use, embedding, ops().scaled_add
         # Of one, so that it is a submodule only where it is first used.
         self._block = (block,)
-        self.attn = attention(_attention(facts).scale, cache_has_scales=options.cache_has_scales)
+        spec = _attention(facts)
+        scales = options.scales_of(head_shards(spec.num_heads, spec.num_kv_heads)[1])
+        self.attn = attention(spec.scale, cache_scales=scales)
         self.linear = options.at("linear").whole_linear(facts.hidden_size, facts.hidden_size)
         self.mamba_decoder = mamba_decoder
         self._enter = ResidualNorm(mamba_decoder.input_layernorm)

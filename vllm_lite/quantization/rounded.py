@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import StoredCodes
-from vllm_lite.errors import UsageError
 from vllm_lite.kernels.grouped_weight import GROUP_MULTIPLE
 from vllm_lite.quantization.grouped import grouped_kernel
 from vllm_lite.quantization.layouts.codes import CodesLayout
@@ -27,8 +26,8 @@ from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
 class RoundedLinearMethod(UnquantizedLinearMethod):
     """Plain weights until they are filled, then codes.
 
-    `name` is what users call the form. Only rtn has groups of other sizes: the largest power of two
-    that divides a layer's inputs.
+    `name` is what users call the form. The last group of a row may be shorter than the others,
+    except for rtn: its groups shrink to 64, 32 or 16 inputs where one of these divides a layer's.
     """
 
     def __init__(self, name: str, form: StoredCodes, dtype: torch.dtype) -> None:
@@ -37,13 +36,6 @@ class RoundedLinearMethod(UnquantizedLinearMethod):
         self._form = form
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
-        rows, columns = self._form_of(input_size).block
-        if rows == 1 and columns and (input_size % columns or columns < GROUP_MULTIPLE):
-            raise UsageError(
-                f"rounding by {self._name} needs layers whose inputs are multiples of "
-                f"{max(columns, GROUP_MULTIPLE)}; this model has one of {input_size}: use fp8 or "
-                "int8_per_channel_weight_only"
-            )
         data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
         return {"weight": StoredTensor.on_host(data, 0, 1)}
 
@@ -66,4 +58,5 @@ class RoundedLinearMethod(UnquantizedLinearMethod):
         rows, columns = self._form.block
         if self._name != "rtn" or columns is None:
             return self._form
-        return replace(self._form, block=(rows, math.gcd(num_inputs, columns)))
+        size = math.gcd(num_inputs, columns)
+        return replace(self._form, block=(rows, size if size >= GROUP_MULTIPLE else columns))

@@ -208,7 +208,7 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
     "modelopt INT8": (modelopt("W8A8_SQ_PER_CHANNEL"), "quant_algo 'W8A8_SQ_PER_CHANNEL'"),
     "modelopt, a cache of NVFP4": (
         modelopt("NVFP4", kv_cache_quant_algo="NVFP4"),
-        "kv_cache_quant_algo 'NVFP4'",
+        "",
     ),
     "quark FP8": (quark(OF_TENSORS | {"symmetric": False}, OF_TENSORS | {"symmetric": None}), ""),
     "quark MXFP4": (quark(OCP4, OCP4 | {"is_dynamic": True, "symmetric": None}), ""),

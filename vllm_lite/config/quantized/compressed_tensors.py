@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from vllm_lite.config.quantized.schemes import (
+    CacheScales,
     Form,
     PackedIntegers,
     Rounding,
@@ -43,14 +44,14 @@ def read(path: str, values: Json) -> Scheme:
     groups = list((values.get("config_groups") or {}).values())
     if not groups and sparsity == "dense" and not values.get("kv_cache_scheme"):
         raise settings.refusal("no config_groups", "one or more")
-    caches = has_cache_scales(settings)
+    caches = _cache_scales(settings, values.get("kv_cache_scheme"))
     others: Form | None = None
     embeddings: Form | None = None
     named: dict[str, Form | None] = {}
     ignored, patterns = [], []
     for group in groups:
         if group.get("weights") is None:
-            caches = _rounds_cache(settings, group) or caches
+            caches = _of_attention(settings, group) or caches
             continue
         form = _form(settings, group)
         for target in settings.changed(group).names("targets"):
@@ -80,27 +81,29 @@ def read(path: str, values: Json) -> Scheme:
     )
 
 
-def has_cache_scales(settings: Settings) -> bool:
-    """Whether there are scales for keys and values; raises CheckpointError for other schemes."""
-    scheme = settings.values.get("kv_cache_scheme")
+def _cache_scales(settings: Settings, scheme: Json | None) -> CacheScales | None:
+    """The scales of keys and values; dynamic ones are not stored. Raises CheckpointError."""
     if not scheme:
-        return False
-    for name, value in (("num_bits", 8), ("type", "float"), ("strategy", "tensor")):
-        settings.one_of(f"kv_cache_scheme.{name}", scheme.get(name), (value,))
-    dynamic = settings.one_of(
-        "kv_cache_scheme.dynamic", scheme.get("dynamic", False), (False, True)
-    )
-    return not dynamic
+        return None
+    dynamic = scheme.get("dynamic", False)
+    if settings.one_of("kv_cache_scheme.dynamic", dynamic, (False, True)):
+        return None
+    kind, bits, strategy = (scheme.get(name) for name in ("type", "num_bits", "strategy"))
+    is_even = scheme.get("symmetric", True)
+    if (kind, bits, is_even) == ("float", 8, True) and strategy in ("tensor", "attn_head"):
+        return CacheScales("layer" if strategy == "tensor" else "head")
+    shift = "" if is_even else ", asymmetric"
+    return CacheScales(other=f"{kind} of {bits} bits by {strategy}{shift}")
 
 
-def _rounds_cache(settings: Settings, group: Json) -> bool:
-    """Whether a group without weights, which is of attention, has scales for keys and values."""
+def _of_attention(settings: Settings, group: Json) -> CacheScales | None:
+    """The scales of keys and values of a group without weights, which is of attention."""
     for target in settings.changed(group).names("targets"):
         if not _ATTENTION.search(target):
             raise settings.refusal(
                 f"no weights for the target {target!r}", "such of attention alone"
             )
-    return has_cache_scales(settings.changed({"kv_cache_scheme": group.get("input_activations")}))
+    return _cache_scales(settings, group.get("input_activations"))
 
 
 def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:

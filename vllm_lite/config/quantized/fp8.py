@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Literal
 
-from vllm_lite.config.quantized.schemes import Rounded, Rounding, Scheme, Settings, StoredCodes
+from vllm_lite.config.quantized.schemes import (
+    CacheScales,
+    Form,
+    Rounded,
+    Rounding,
+    Scheme,
+    Settings,
+    StoredCodes,
+)
 from vllm_lite.config.values import Json
 
 TOKENS = Rounding("float8_e4m3fn", 8, "token")
@@ -14,6 +23,11 @@ TENSOR = Rounding("float8_e4m3fn", 8, "tensor", is_static=True)
 # A scale for each output; inputs are taken as they are.
 CHANNELS = StoredCodes("float8_e4m3fn", 8, block=(1, None))
 _GROUPS = Rounding("float8_e4m3fn", 8, "group", 32, scale="e8m0")
+# Of a mixture's routed experts alone.
+_FLOAT4 = StoredCodes("float4_e2m1", 4, packing="pairs", block=(1, 32), scale_number="e8m0")
+_EXPERTS = re.compile(r".*\.experts\.\d+\.")
+# What tools call the scales; DeepSeek-V4's have the shortest name.
+_SCALES = ("weight_scale", "weight_scale_inv", "scale")
 MXFP8 = StoredCodes("float8_e4m3fn", 8, block=(1, 32), scale_number="e8m0", rounding=_GROUPS)
 
 
@@ -25,18 +39,24 @@ def read(path: str, values: Json) -> Scheme:
     schemes = ("dynamic",) if block else ("dynamic", "static")
     given = settings.one_of("activation_scheme", values.get("activation_scheme"), schemes)
     left = settings.left_plain("ignored_layers", "modules_to_not_convert")
-    settings.one_of("expert_dtype", values.get("expert_dtype"), (None, "fp8"))
+    experts = settings.one_of("expert_dtype", values.get("expert_dtype"), (None, "fp8", "fp4"))
+    settings.one_of("moe_quant_algo", values.get("moe_quant_algo"), (None,))
     powers = settings.one_of("scale_fmt", values.get("scale_fmt"), (None, "ue8m0"))
     cache = settings.one_of("kv_cache_scheme", values.get("kv_cache_scheme"), (None, "static"))
-    caches = None if cache is None else True
+    caches = CacheScales("stored" if cache is None else "layer")
     if given == "static":
         settings.one_of("scale_fmt with static scales", powers, (None,))
         form = StoredCodes("float8_e4m3fn", 8, rounding=TENSOR, input_scale="input_scale")
-        return Scheme(form, {}, left, caches)
-    form = blocks(settings, block) if block else StoredCodes("float8_e4m3fn", 8, rounding=TOKENS)
-    if powers:
-        form = replace(form, rounding=replace(form.rounding or TOKENS, scale=powers))
-    return Scheme(form, {}, left, caches)
+    else:
+        bare = StoredCodes("float8_e4m3fn", 8, rounding=TOKENS)
+        form = blocks(settings, block) if block else bare
+        if powers:
+            form = replace(form, rounding=replace(form.rounding or TOKENS, scale=powers))
+    patterns: tuple[tuple[re.Pattern[str], Form | None], ...] = left
+    if experts == "fp4":
+        patterns += ((_EXPERTS, replace(_FLOAT4, scale=form.scale)),)
+    names = {name: form.scale for name in _SCALES if name != form.scale}
+    return Scheme(form, {}, patterns, caches, suffixes=names)
 
 
 def blocks(

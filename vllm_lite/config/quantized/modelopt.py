@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_lite.config.quantized.fp8 import MXFP8, TENSOR, TOKENS, blocks
 from vllm_lite.config.quantized.schemes import (
+    CacheScales,
     Form,
     Rounding,
     Scheme,
@@ -41,11 +42,12 @@ def read(path: str, values: Json) -> Scheme:
     settings = Settings(path, values)
     patterns = settings.left_plain("exclude_modules", "ignore")
     cache = values.get("kv_cache_quant_algo") or values.get("kv_cache_scheme")
+    scales = _cache_scales(settings, cache)
     if cache and values.get("quant_algo") is None:
-        return Scheme(None, patterns=patterns, has_cache_scales=_is_fp8(settings, cache))
+        return Scheme(None, patterns=patterns, cache_scales=scales)
     if str(values.get("quant_algo")).upper() != "MIXED_PRECISION":
         form = _form(settings)
-        return Scheme(form, patterns=patterns, has_cache_scales=_is_fp8(settings, cache))
+        return Scheme(form, patterns=patterns, cache_scales=scales)
     layers = values.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise settings.refusal("no quantized_layers", "MIXED_PRECISION with one or more")
@@ -54,7 +56,7 @@ def read(path: str, values: Json) -> Scheme:
         name: _form(settings.changed({**bare, **settings.table(f"layer {name}", layer)}))
         for name, layer in layers.items()
     }
-    return Scheme(None, named, patterns, _is_fp8(settings, cache))
+    return Scheme(None, named, patterns, scales)
 
 
 def _form(settings: Settings) -> StoredCodes:
@@ -81,8 +83,13 @@ def _form(settings: Settings) -> StoredCodes:
     return forms[algorithm]
 
 
-def _is_fp8(settings: Settings, cache: Any) -> bool:
+def _cache_scales(settings: Settings, cache: Any) -> CacheScales | None:
+    """The scales of keys and values, by the name of an algorithm or by numbers' kind and bits."""
     if isinstance(cache, dict):
-        cache = "FP8" if (cache.get("type"), cache.get("num_bits")) == ("float", 8) else str(cache)
-    name = settings.one_of("kv_cache_quant_algo", cache or None, (None, "FP8", "fp8"))
-    return name is not None
+        kind, bits = cache.get("type"), cache.get("num_bits")
+        cache = "FP8" if (kind, bits) == ("float", 8) else f"{kind} of {bits} bits"
+    if cache and not isinstance(cache, str):
+        raise settings.refusal(f"kv_cache_quant_algo {cache!r}", "the name of one")
+    if not cache:
+        return None
+    return CacheScales(other="" if cache.upper() == "FP8" else cache)

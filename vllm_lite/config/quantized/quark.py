@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 from vllm_lite.config.quantized.fp8 import blocks
 from vllm_lite.config.quantized.schemes import (
+    CacheScales,
     Form,
     Number,
     Rounding,
@@ -36,8 +38,19 @@ def read(path: str, values: Json) -> Scheme:
     linear = next((kinds[kind] for kind in kinds if str(kind).endswith("Linear")), None)
     whole = linear or values.get("global_quant_config")
     others = None if not whole else _form(settings, whole)
-    group = (values.get("export") or {}).get("kv_cache_group") or []
-    return Scheme(others, {}, tuple(patterns), has_cache_scales=bool(group))
+    return Scheme(others, {}, tuple(patterns), _cache_scales(values))
+
+
+def _cache_scales(values: Json) -> CacheScales | None:
+    """The scales of keys and values, which are outputs of the layers that the settings name."""
+    names = (values.get("export") or {}).get("kv_cache_group") or []
+    if not names:
+        return None
+    layers = (values.get("layer_quant_config") or {}).items()
+    rounded = (layer for name, layer in layers if any(fnmatchcase(name, n) for n in names))
+    outputs = [level for layer in rounded for level in _levels(layer.get("output_tensors"))]
+    kinds = {f"{level.get('dtype')} {level.get('qscheme')}" for level in outputs}
+    return CacheScales(other=" and ".join(sorted(kinds - {"fp8_e4m3 per_tensor"})))
 
 
 def _form(settings: Settings, layer: Json) -> Form | None:

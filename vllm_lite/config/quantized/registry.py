@@ -97,6 +97,9 @@ def with_quantization(hf_config: Json, directory: Path) -> Json:
             found = {"quant_method": _usual_method(name, found), **found}
     if isinstance(found, dict) and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         found = {"quant_method": "bitsandbytes", **found}
+    if isinstance(found, dict) and method_of({"quantization_config": found}) == "fp8":
+        experts = hf_config.pop("expert_dtype", None)  # beside the settings, in DeepSeek-V4's
+        found = found if experts is None else {"expert_dtype": experts, **found}
     return {**hf_config, "quantization_config": found} if found else hf_config
 
 

@@ -184,6 +184,18 @@ def group_size_of(form: Form) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheScales:
+    """A checkpoint's scales of cached keys and values: a number of each for a layer, or a head.
+
+    "stored": those of a layer where the checkpoint's tensors have them.
+    """
+
+    scope: Literal["layer", "head", "stored"] = "layer"
+    # The kind of cache that they are for; "": 8-bit floats, which alone can be used.
+    other: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Scheme:
     """The form of each layer of a checkpoint.
 
@@ -194,13 +206,13 @@ class Scheme:
     others: Form | None
     named: Mapping[str, Form | None] = field(default_factory=dict)
     patterns: tuple[tuple[re.Pattern[str], Form | None], ...] = ()
-    # One for the keys and one for the values of each layer, for a cache of 8-bit floats.
-    # None: where the checkpoint's tensors have them.
-    has_cache_scales: bool | None = False
+    cache_scales: CacheScales | None = None
     # Of embeddings, where they are stored unlike the others.
     embeddings: Form | None = None
     # Matrices are stored without their zeros.
     is_sparse: bool = False
+    # Other suffixes of tensors, and those that forms have for them.
+    suffixes: Mapping[str, str] = field(default_factory=dict)
     # What layers of a plain checkpoint with these settings are rounded to; None: they stay.
     in_flight: Rounded | None = None
 
