@@ -388,7 +388,7 @@ def test_names_of_kernels_stand_for_the_checkpoints_they_read(name: str, tmp_pat
         assert torch.equal(logits(load(packed, quantization=given)), want)
     with pytest.raises(UsageError, match=f"does not fit .*quantised by {settings['quant_method']}"):
         load(packed, quantization="compressed-tensors")
-    with pytest.raises(UsageError, match="tpu_int8 is for TPUs alone"):
+    with pytest.raises(UsageError, match="tpu_int8 needs TPUs"):
         load(packed, quantization="tpu_int8")
 
 
@@ -469,7 +469,7 @@ def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
     ("settings", "message"),
     [
         *(
-            ({"quant_method": name}, f"quantised by {name}, which is for .* alone; use the unq")
+            ({"quant_method": name}, f"quantised by {name}, which needs .*; use the unq")
             for name in ("tpu_int8", "neuron_quant", "humming", "fp_quant", "deepspeedfp")
         ),
         *(
@@ -481,7 +481,7 @@ def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
             "if its weights are plain, use .*, else name what packed them, as modelopt or",
         ),
         ({"quant_method": "moe_wna16"}, "has to be what packed it: awq or gptq"),
-        ({"quant_method": "fp_quant", "pseudoquantization": True}, "by Hadamard matrices, alone"),
+        ({"quant_method": "fp_quant", "pseudoquantization": True}, "Hadamard transforms"),
         (BITBLAS | {"bits": 8}, "with bits 8; this build reads 2 or 4"),
         (BITBLAS | {"desc_act": True}, "with desc_act True; this build reads False"),
         ({"quant_method": 7}, "by an unnamed method"),

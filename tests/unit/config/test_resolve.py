@@ -197,7 +197,7 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
     gguf = write_gguf(tmp_path / "m.gguf")
     assert resolved(str(gguf)).model.tokenizer == str(gguf)
     assert resolved(str(gguf)).model.quantization == "gguf"
-    with pytest.raises(UsageError, match=r"tpu_int8 is for TPUs alone; leave it out$"):
+    with pytest.raises(UsageError, match=r"tpu_int8 needs TPUs; leave it out$"):
         resolved(str(gguf), quantization="tpu_int8")
 
 
@@ -210,7 +210,7 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
             "--distributed-executor-backend uni runs one worker, not --tensor-parallel-size 2",
         ),
         ({"quantization": "hqq"}, "--quantization hqq needs a checkpoint"),
-        ({"quantization": "neuron_quant"}, "is for AWS Inferentia and Trainium alone"),
+        ({"quantization": "neuron_quant"}, "needs AWS Inferentia or Trainium"),
         ({"quantization": "awq"}, "--quantization awq needs a checkpoint"),
         ({"kv_cache_dtype": "fp8_inc"}, "--kv-cache-dtype fp8_inc is not available"),
         (

@@ -79,10 +79,10 @@ READABLE: Final = tuple(
 # Names of methods with kernels for one kind of hardware alone.
 HARDWARE: Final = {
     "tpu_int8": "TPUs",
-    "neuron_quant": "AWS Inferentia and Trainium",
-    "humming": "NVIDIA GPUs by kernels of its own",
-    "fp_quant": "Blackwell GPUs, which turn its inputs by Hadamard matrices,",
-    "deepspeedfp": "NVIDIA GPUs by kernels of DeepSpeed",
+    "neuron_quant": "AWS Inferentia or Trainium",
+    "humming": "its own kernels for NVIDIA GPUs",
+    "fp_quant": "a Blackwell GPU, whose kernels apply Hadamard transforms to its activations",
+    "deepspeedfp": "DeepSpeed's kernels for NVIDIA GPUs",
 }
 
 
@@ -131,7 +131,7 @@ def _unreadable(path: str, method: str | None) -> CheckpointError:
     given = f"{path} is quantised by {method or 'an unnamed method'}"
     if method in HARDWARE:
         return CheckpointError(
-            f"{given}, which is for {HARDWARE[method]} alone; use the unquantised checkpoint or a "
+            f"{given}, which needs {HARDWARE[method]}; use the unquantised checkpoint or a "
             "GGUF file"
         )
     if method in IN_FLIGHT or method in EXPERTS:
@@ -173,7 +173,7 @@ def check_quantization(
         raise _unreadable(facts.path, stored)
     if quantization in HARDWARE:
         others = "" if is_gguf or stored is not None else ", or use int8 or int4"
-        raise UsageError(f"{given} is for {HARDWARE[quantization]} alone; leave it out{others}")
+        raise UsageError(f"{given} needs {HARDWARE[quantization]}; leave it out{others}")
     if quantization == "gguf" and not is_gguf:
         raise UsageError(f"{given} needs a .gguf file as the model")
     if quantization == "gpt_oss_mxfp4" and method_of(facts.hf_config) == "mxfp4":
