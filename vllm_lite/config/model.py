@@ -27,14 +27,14 @@ _QUANTIZATIONS = (
 
 # Values of options that parse, and what they would need.
 _TOKENIZER_MODES = {
-    "slow": "tokenizers in Python, which transformers 5 has no more; auto gives the same ids",
-    "custom": "a class that vLLM's plugins register; auto runs a repository's own tokenizer with "
+    "slow": "Python tokenizers, which transformers 5 no longer has; auto gives the same ids",
+    "custom": "a class that a vLLM plugin registers; auto runs a repository's own tokenizer with "
     "--trust-remote-code",
 }
 _LOAD_FORMATS = {
-    "instanttensor": "reads by the package InstantTensor straight into GPUs' memory",
-    "ipc_cache": "takes weights that another process of vLLM holds in GPUs' memory",
-    "modelexpress": "takes weights that a ModelExpress server sends between GPUs",
+    "instanttensor": "reads with the package InstantTensor straight into GPU memory",
+    "ipc_cache": "takes weights that another vLLM process holds in GPU memory",
+    "modelexpress": "receives weights from a ModelExpress server, GPU to GPU",
 }
 
 # Settings of --model-loader-extra-config, by load format; those of others are _THREADS.
