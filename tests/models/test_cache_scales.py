@@ -199,3 +199,11 @@ def test_scales_for_8_bit_floats_are_left_out_with_the_same_warning(
     load(packed, kv_cache_dtype="fp8")
     load(write(tmp_path / "bare", FP8 | {"ignored_layers": ["re:.*"]})[0])
     assert "leaves out" not in caplog.text
+
+
+def test_a_model_without_such_attention_says_that_it_leaves_scales_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed, _ = write(tmp_path, BY_HEAD, **numbers((2,)))
+    load(packed, kv_cache_dtype="fp8", model_impl="transformers")
+    assert "has scales for its KV cache, which this model leaves out" in caplog.text

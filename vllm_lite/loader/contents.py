@@ -7,11 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from torch import nn
+
 from vllm_lite.config.model import LoadConfig
 from vllm_lite.config.quantized.registry import read_scheme
 from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Ternary
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import CheckpointError
+from vllm_lite.layers.attention import ScaledCacheAttention
 from vllm_lite.loader.formats import SHARDED, open_files
 from vllm_lite.loader.stored import FLOATS, TensorFile, stored_tensor
 from vllm_lite.loader.weight_rules import WHOLE, WeightRules
@@ -123,6 +126,12 @@ def cache_scales(
     names = tensor_names(Path(config.facts.path), config.load)
     parts = (part for name in names for part, _ in rules.parts_of(rules.name_of(name)))
     return "layer" if any(name.endswith(".self_attn.k_scale") for name in parts) else None
+
+
+def warn_unless_scales_are_used(model: nn.Module, path: str) -> None:
+    """Warn of a checkpoint's cache scales if no attention layer of the model takes them."""
+    if not any(isinstance(part, ScaledCacheAttention) for part in model.modules()):
+        logger.warning("%s has scales for its KV cache, which this model leaves out", path)
 
 
 @cache

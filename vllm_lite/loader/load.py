@@ -32,7 +32,12 @@ from vllm_lite.kernels.cpu.mapped_memory import packed_weights, return_unused_he
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
 from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
-from vllm_lite.loader.contents import cache_scales, plain_layers, scheme_of
+from vllm_lite.loader.contents import (
+    cache_scales,
+    plain_layers,
+    scheme_of,
+    warn_unless_scales_are_used,
+)
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors
 from vllm_lite.loader.gguf import gguf_rules, open_gguf
@@ -164,6 +169,8 @@ def _build(config: VllmConfig, device: str) -> tuple[AnyModel, WeightRules]:
     with torch.device(device):
         model = model_class(facts, options)
     methods.check()
+    if options.cache_scales is not None:
+        warn_unless_scales_are_used(model, facts.path)
     return model, rules
 
 
