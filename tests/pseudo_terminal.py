@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import TracebackType
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][A-Z0-9]?)")
 _ERASURES = re.compile(r"(\x1b\[2K|\x1b\[1A)")
@@ -37,12 +36,7 @@ class PseudoTerminal:
     def __enter__(self) -> PseudoTerminal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
