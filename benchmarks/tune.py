@@ -5,9 +5,10 @@
     python benchmarks/tune.py prefill --head-size 128 --rows 2048 --context 8192 --block-size 64
     python benchmarks/tune.py fp8 --rows 16 --target 90 --dry-run    compiles, without a GPU
 
-Candidates that ahead-of-time compilation finds to spill, or to need more shared memory than a
-program gets, are left out. The others are timed with a cold cache by their median. Without a GPU
-candidates are printed with what they take, and nothing is written: what fits may still be slow.
+Candidates that ahead-of-time compilation finds to need too much shared memory, or to spill
+(attention's fastest tiles may), are left out. The others are timed with a cold cache by their
+median. Without a GPU candidates are printed with what they take, and nothing is written: what fits
+may still be slow.
 Prompts' tiles are tried by descriptors too, from sm_90 on, where one fits a block of the cache.
 An entry holds for sizes up to its own: give the rows (or head size) that it shall stand for, and
 the outputs and inputs of the model that matters most.
@@ -31,7 +32,7 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 from kernel_launches import caught_launches
-from kernel_resources import HARMLESS_STACK, SHARED, resources
+from kernel_resources import SHARED, resources
 
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
@@ -213,7 +214,9 @@ def main() -> None:
             break
         found = needs(shape_only, tile, target)
         limit = SHARED.get(target, SHARED[90])
-        if found is None or found["stack"] > HARMLESS_STACK or found["shared"] > limit:
+        if found is None or found["shared"] > limit:
+            continue
+        if found["stack"] and args.kind not in ATTENTION:
             continue
         line = f"{found['registers']:4} registers {found['shared']:7,} B shared"
         if not is_dry:

@@ -42,8 +42,18 @@ OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "maxnreg"}
 SHARED = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 # Registers of a processor, which has four parts.
 REGISTERS, PARTS = 64 * 1024, 4
-# The compiler gives up a register or two for one more block on a processor.
-HARMLESS_STACK = 16
+# Beginnings of names of kernels that spill in some form, as many bytes as recorded. On devices the
+# tiles of prompts' attention and 80 registers of row products with a norm were fastest so; the
+# others are unmeasured.
+MAY_SPILL = (
+    "encoder_attention_kernel",
+    "fixed_linear_kernel",
+    "grouped_linear_kernel(kind=BookKind(vector=8, books=2,",
+    "latent_attention_kernel",
+    "paged_attention_kernel",
+    "row_products_kernel",
+    "token_logprobs_kernel",
+)
 GROWTH = 1.1
 KINDS = {
     "bfloat16": "bf16",
@@ -174,11 +184,12 @@ def complaints(found: dict[str, dict[str, dict[str, int]]]) -> list[str]:
     for name, targets in found.items():
         for target, now in targets.items():
             before = recorded.get(name, {}).get(target)
+            most_stack = before["stack"] if before and name.startswith(MAY_SPILL) else 0
             if not recorded:
                 pass
             elif before is None:
                 result.append(f"{name} for {target} is not recorded; run with --write")
-            elif now["stack"] > max(HARMLESS_STACK, before["stack"]):
+            elif now["stack"] > most_stack:
                 result.append(f"{name} for {target} spills {now['stack']} bytes")
             elif now["registers"] > GROWTH * before["registers"]:
                 result.append(

@@ -10,6 +10,9 @@ import pytest
 pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parents[2] / "benchmarks/gpu"
+OF_EACH_RECORD = pytest.mark.parametrize(
+    "record", sorted(FOLDER.glob("kernel_resources_*.json")), ids=lambda path: path.stem
+)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +43,7 @@ def test_the_scarcest_of_a_processor_decides(
     assert blocks_a_processor(figures, warps, target) == blocks
 
 
-@pytest.mark.parametrize(
-    "record", sorted(FOLDER.glob("kernel_resources_*.json")), ids=lambda path: path.stem
-)
+@OF_EACH_RECORD
 def test_programs_of_split_attention_are_at_a_processor_at_once(
     monkeypatch: pytest.MonkeyPatch, record: Path
 ) -> None:
@@ -64,3 +65,16 @@ def test_programs_of_split_attention_are_at_a_processor_at_once(
         for target in (80, 90):
             held = blocks_a_processor(targets[f"sm_{target}"], 4, target)
             assert held >= _PROGRAMS_A_PROCESSOR, (target, targets)
+
+
+@OF_EACH_RECORD
+def test_no_other_kernels_spill_than_those_that_may(
+    monkeypatch: pytest.MonkeyPatch, record: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from kernel_resources import MAY_SPILL
+
+    kernels = json.loads(record.read_text())["kernels"]
+    for name, targets in kernels.items():
+        spills = any(figures["stack"] for figures in targets.values())
+        assert not spills or name.startswith(MAY_SPILL), name

@@ -57,7 +57,7 @@ def grouped_linear_kernel(
     )
     part = tl.program_id(1)
     rows = (row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    outputs = (column_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    outputs = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row = rows < num_rows
     is_output = outputs < num_outputs
     HALVES: tl.constexpr = KIND.halves
@@ -95,7 +95,7 @@ def expand_grouped_kernel(
     BLOCK_N: tl.constexpr,
 ):
     step = tl.program_id(0)
-    outputs = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = outputs < num_outputs
     HALVES: tl.constexpr = KIND.halves
     for half in tl.static_range(HALVES):
@@ -104,7 +104,7 @@ def expand_grouped_kernel(
         is_input = inputs < num_inputs
         if IS_PERMUTED:
             inputs = tl.load(permutation_ptr + inputs, mask=is_input, other=0)
-        place = outputs[None, :] * num_inputs + inputs[:, None]
+        place = outputs[None, :].to(tl.int64) * num_inputs + inputs[:, None]
         tl.store(out_ptr + place, values, mask=is_input[:, None] & is_output[None, :])
 
 

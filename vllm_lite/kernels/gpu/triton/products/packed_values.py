@@ -21,6 +21,9 @@ from vllm_lite.kernels.grouped_weight import CHUNK
 # Inputs of whose values a kernel makes one dot product.
 INPUTS = CHUNK // 2
 _INPUTS = tl.constexpr(INPUTS)
+# Inputs of a group of groups that is a whole row.
+ROW = 2**30
+_ROW = tl.constexpr(ROW)
 _CHUNK = tl.constexpr(CHUNK)
 
 
@@ -118,6 +121,7 @@ def kind_of(weight: PackedWeight) -> GroupedKind | BookKind:
             0 if weight.odds is None else weight.group_size,
             weight.num_inputs // len(weight.scales),
         )
+    supers = weight.super_scales
     return GroupedKind(
         weight.bits,
         weight.offset,
@@ -125,17 +129,17 @@ def kind_of(weight: PackedWeight) -> GroupedKind | BookKind:
         weight.minimums is not None,
         weight.zeros is not None,
         weight.table is not None,
-        0 if weight.super_scales is None else weight.super_group,
+        0 if supers is None else weight.super_group if len(supers) > 1 else ROW,
     )
 
 
 @triton.jit
-def _plane_codes(ptr, row, mask, half: tl.constexpr, BITS: tl.constexpr):
+def _plane_codes(ptr, first, outputs, mask, half: tl.constexpr, BITS: tl.constexpr):
     """The bits of a plane in the codes [32, outputs] of half a chunk."""
     BYTES: tl.constexpr = 8 * BITS
     inside = tl.arange(0, _INPUTS)
-    ptrs = ptr + row[None, :] * BYTES + (inside % BYTES)[:, None]
-    packed = tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+    places = outputs[None, :] * BYTES + (inside % BYTES)[:, None]
+    packed = tl.load(ptr + first * BYTES + places, mask=mask, other=0).to(tl.int32)
     if BYTES == _INPUTS:
         packed >>= half * BITS
     else:
@@ -149,24 +153,41 @@ def _half_codes(
 ):
     """The codes [32, outputs] of half a chunk, as int32."""
     inside = tl.arange(0, _INPUTS)
-    # Chunks times outputs fit 32 bits; bytes do not, so `outputs` are 64-bit.
-    row = chunk * num_outputs + outputs
+    # A chunk's bytes fit 32 bits, those of all chunks do not.
+    first = (chunk * num_outputs).to(tl.int64)
     mask = is_output[None, :]
     if BITS == 8:
-        ptrs = planes.codes + row[None, :] * _CHUNK + half * _INPUTS + inside[:, None]
-        return tl.load(ptrs, mask=mask, other=0).to(tl.int32)
+        places = outputs[None, :] * _CHUNK + half * _INPUTS + inside[:, None]
+        return tl.load(planes.codes + first * _CHUNK + places, mask=mask, other=0).to(tl.int32)
     else:
         LOW: tl.constexpr = 4 if BITS >= 4 else 2
-        codes = _plane_codes(planes.codes, row, mask, half, LOW)
+        codes = _plane_codes(planes.codes, first, outputs, mask, half, LOW)
         if BITS > LOW:
-            codes |= _plane_codes(planes.high, row, mask, half, BITS - LOW) << LOW
+            codes |= _plane_codes(planes.high, first, outputs, mask, half, BITS - LOW) << LOW
         return codes
+
+
+@triton.jit
+def _groups_of(first, GROUP: tl.constexpr, SAME: tl.constexpr):
+    """The groups of the 32 inputs from `first` on: one if they share it, else one for each SAME."""
+    if GROUP % 32 == 0:
+        return first // GROUP + tl.zeros([1], tl.int32)
+    else:
+        return (first + SAME * tl.arange(0, 32 // SAME)) // GROUP
+
+
+@triton.jit
+def _by_input(x, SAME: tl.constexpr):
+    """Each row of x [R, outputs] SAME times: [R * SAME, outputs]."""
+    each = tl.broadcast_to(x[:, None, :], [x.shape[0], SAME, x.shape[1]])
+    return tl.reshape(each, [x.shape[0] * SAME, x.shape[1]])
 
 
 @triton.jit
 def _by_group(
     ptr,
     super_ptr,
+    chunk,
     first,
     outputs,
     is_output,
@@ -176,19 +197,19 @@ def _by_group(
     SUPER: tl.constexpr,
 ):
     """A plane's factors [32 or 1, outputs] float32 for the 32 inputs from `first` on."""
-    if GROUP % 32 == 0:
-        groups = first // GROUP + tl.zeros([1], tl.int32)
-    else:
-        groups = (first + tl.arange(0, _INPUTS)) // GROUP
+    # Inputs side by side that always have the same factor.
+    SAME: tl.constexpr = GROUP if 32 % GROUP == 0 else 1
+    groups = _groups_of(first, GROUP, SAME)
     ptrs = ptr + groups[:, None] * num_outputs + outputs[None, :]
     mask = (groups * GROUP < num_inputs)[:, None] & is_output[None, :]
     factors = tl.load(ptrs, mask=mask, other=0).to(tl.float32)
     if SUPER > 0:
-        # Half a chunk may lie beyond the last input.
-        group = tl.minimum(first, num_inputs - 1) // SUPER
-        super_ptrs = super_ptr + group * num_outputs + outputs
+        super_ptrs = super_ptr + outputs
+        if SUPER < _ROW:
+            # One load for both halves of a chunk.
+            super_ptrs += chunk * _CHUNK // SUPER * num_outputs
         factors *= tl.load(super_ptrs, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    return factors
+    return _by_input(factors, SAME) if SAME > 1 and GROUP % 32 > 0 else factors
 
 
 @triton.jit
@@ -212,11 +233,21 @@ def _grouped_values(
         values = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (2.0**23 + KIND.offset)
     if KIND.has_zeros:
         values -= _by_group(
-            planes.zeros, planes.zeros, first, outputs, is_output, num_inputs, num_outputs, GROUP, 0
+            planes.zeros,
+            planes.zeros,
+            chunk,
+            first,
+            outputs,
+            is_output,
+            num_inputs,
+            num_outputs,
+            GROUP,
+            0,
         )
     values *= _by_group(
         planes.scales,
         planes.super_scales,
+        chunk,
         first,
         outputs,
         is_output,
@@ -229,6 +260,7 @@ def _grouped_values(
         values -= _by_group(
             planes.minimums,
             planes.super_minimums,
+            chunk,
             first,
             outputs,
             is_output,
@@ -268,14 +300,19 @@ def _book_values(
         place += (inputs % KIND.vector)[:, None]
         values += tl.load(planes.books + book_place + place, mask=mask, other=0).to(tl.float32)
     if KIND.has_signs:
-        signs = _by_output(planes.signs, inputs // 8, outputs, mask, num_outputs).to(tl.int32)
+        eights = first // 8 + tl.arange(0, 4)
+        is_eight = (eights * 8 < num_inputs)[:, None] & is_output[None, :]
+        signs = _by_output(planes.signs, eights, outputs, is_eight, num_outputs)
+        signs = _by_input(signs, 8).to(tl.int32)
         is_negative = (signs >> (inputs % 8)[:, None]) & 1
         values = tl.where(is_negative == 1, -values, values)
-    rows = inputs // KIND.super
-    scales = _by_output(planes.scales, rows, outputs, mask, num_outputs).to(tl.float32)
+    rows = _groups_of(first, KIND.super, 1)
+    is_row = (rows * KIND.super < num_inputs)[:, None] & is_output[None, :]
+    scales = _by_output(planes.scales, rows, outputs, is_row, num_outputs).to(tl.float32)
     if KIND.group > 0:
-        groups = inputs // KIND.group
-        odds = _by_output(planes.odds, groups // 2, outputs, mask, num_outputs).to(tl.int32)
+        groups = _groups_of(first, KIND.group, 1)
+        is_group = (groups * KIND.group < num_inputs)[:, None] & is_output[None, :]
+        odds = _by_output(planes.odds, groups // 2, outputs, is_group, num_outputs).to(tl.int32)
         odds = (odds >> (groups % 2 * 4)[:, None]) & 15
         scales *= (2 * odds + 1).to(tl.float32)
     return values * scales
@@ -295,7 +332,7 @@ def values_of(
 ):
     """The values [32, outputs] float32 of a half of a step; undefined beyond the last input.
 
-    `outputs` are 64-bit; `book_place` is the number in `books` at which those of the weight begin.
+    `book_place` is the number in `books` at which those of the weight begin.
     """
     if KIND.is_book:
         first = step * _INPUTS

@@ -17,12 +17,22 @@ _CHUNK = tl.constexpr(CHUNK)
 
 
 @triton.jit
-def _factor(ptr, super_ptr, inputs, outputs, num_outputs, GROUP: tl.constexpr, SUPER: tl.constexpr):
+def _factor(
+    ptr,
+    super_ptr,
+    inputs,
+    chunk_inputs,
+    outputs,
+    num_outputs,
+    GROUP: tl.constexpr,
+    SUPER: tl.constexpr,
+):
     """A plane's factors [threads] of groups of inputs, as stored: one tensor, or two."""
     factor = no_tensors()
     factor += (tl.load(ptr + inputs // GROUP * num_outputs + outputs),)
     if SUPER > 0:
-        factor += (tl.load(super_ptr + inputs // SUPER * num_outputs + outputs),)
+        # One load for both halves of a chunk.
+        factor += (tl.load(super_ptr + chunk_inputs // SUPER * num_outputs + outputs),)
     return factor
 
 
@@ -63,13 +73,14 @@ def read(
         output = tl.minimum(output_of(i, lane, num_outputs, LANES, SPAN, IS_GATED), num_outputs - 1)
         row = (tl.minimum(chunk, last_chunk) * num_outputs + output).to(tl.int64)
         found += (tl.load(words_ptr + (row * (PIECES * 4) + piece // 4)[:, None] + inside),)
+    chunk_first = tl.minimum(chunk, last_chunk) * _CHUNK
     for half in tl.static_range(HALVES):
         first = chunk * _CHUNK + half * (_CHUNK // 2) + piece
         first = tl.minimum(first, num_inputs - 1)
         for i in tl.static_range(SPAN):
             output = output_of(i, lane, num_outputs, LANES, SPAN, IS_GATED)
             output = tl.minimum(output, num_outputs - 1)
-            where = (first, output, num_outputs, KIND.group)
+            where = (first, chunk_first, output, num_outputs, KIND.group)
             found += _factor(planes.scales, planes.super_scales, *where, KIND.super)
             if KIND.has_zeros:
                 found += _factor(planes.zeros, planes.zeros, *where, 0)

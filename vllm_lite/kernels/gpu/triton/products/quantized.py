@@ -36,7 +36,7 @@ def lookup_grouped_kernel(
     step = tl.program_id(0)
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     is_row = rows < num_rows
-    outputs = tl.load(ids_ptr + rows, mask=is_row, other=0)
+    outputs = tl.load(ids_ptr + rows, mask=is_row, other=0).to(tl.int32)
     HALVES: tl.constexpr = KIND.halves
     for half in tl.static_range(HALVES):
         values = values_of(planes, step, half, outputs, is_row, num_inputs, num_outputs, KIND)

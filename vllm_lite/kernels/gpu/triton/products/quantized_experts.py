@@ -52,12 +52,12 @@ def grouped_experts_kernel(
     BLOCK_N: tl.constexpr,
 ):
     row_tile, column_tile = tile_of(tl.program_id(0), num_tiles, tl.cdiv(num_outputs, BLOCK_N), 8)
-    expert = tl.load(expert_of_tile_ptr + row_tile).to(tl.int64)
+    expert = tl.load(expert_of_tile_ptr + row_tile)
     if expert < 0:
         return
     pairs = tl.load(pairs_ptr + row_tile * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     is_pair = pairs < num_pairs
-    outputs = (column_tile * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    outputs = column_tile * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = outputs < num_outputs
     rows = x_ptr + (pairs // pairs_per_row)[:, None] * x_stride
     HALVES: tl.constexpr = KIND.halves
