@@ -69,8 +69,9 @@ class CacheConfig:
         "ultraquant_4bit",
     ] = option(
         "auto",
-        "Data type of cached keys and values; auto: --dtype. fp8 is fp8_e4m3, "
-        "without scales; int8 is int8_per_token_head, with a scale for each token and head.",
+        "Data type of cached keys and values; auto: --dtype. fp8 is fp8_e4m3, with the "
+        "checkpoint's scales if it has any; int8 is int8_per_token_head, with a scale for each "
+        "token and head.",
         works=(
             "auto",
             "float32",
