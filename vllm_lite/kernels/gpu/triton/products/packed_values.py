@@ -223,7 +223,6 @@ def _grouped_values(
     num_outputs,
     KIND: tl.constexpr,
 ):
-    GROUP: tl.constexpr = KIND.group
     first = chunk * _CHUNK + half * _INPUTS
     codes = _half_codes(planes, chunk, half, outputs, is_output, num_outputs, KIND.bits)
     if KIND.has_table:
@@ -231,44 +230,12 @@ def _grouped_values(
     else:
         # In the mantissa of a float from 2**23 on, a code needs no conversion.
         values = (codes | 0x4B000000).to(tl.float32, bitcast=True) - (2.0**23 + KIND.offset)
+    where = (chunk, first, outputs, is_output, num_inputs, num_outputs)
     if KIND.has_zeros:
-        values -= _by_group(
-            planes.zeros,
-            planes.zeros,
-            chunk,
-            first,
-            outputs,
-            is_output,
-            num_inputs,
-            num_outputs,
-            GROUP,
-            0,
-        )
-    values *= _by_group(
-        planes.scales,
-        planes.super_scales,
-        chunk,
-        first,
-        outputs,
-        is_output,
-        num_inputs,
-        num_outputs,
-        GROUP,
-        KIND.super,
-    )
+        values -= _by_group(planes.zeros, planes.zeros, *where, KIND.group, 0)
+    values *= _by_group(planes.scales, planes.super_scales, *where, KIND.group, KIND.super)
     if KIND.has_minimums:
-        values -= _by_group(
-            planes.minimums,
-            planes.super_minimums,
-            chunk,
-            first,
-            outputs,
-            is_output,
-            num_inputs,
-            num_outputs,
-            GROUP,
-            KIND.super,
-        )
+        values -= _by_group(planes.minimums, planes.super_minimums, *where, KIND.group, KIND.super)
     return values
 
 
