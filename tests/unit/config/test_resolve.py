@@ -222,7 +222,10 @@ def test_tokenizer_of_its_own(model: str, tmp_path: Path) -> None:
         ({"dtype": "int8"}, "--dtype must be one of auto, half"),
         ({"load_format": "ipc_cache"}, "--load-format ipc_cache is not available: it takes"),
         ({"load_format": "instanttensor"}, "--load-format instanttensor is not available: it"),
-        ({"load_format": "modelexpress"}, "--load-format modelexpress is not available: it receives"),
+        (
+            {"load_format": "modelexpress"},
+            "--load-format modelexpress is not available: it receives",
+        ),
         ({"load_format": "gguf"}, "--load-format gguf does not fit"),
         ({"quantization": "gguf"}, "--quantization gguf needs"),
         ({"gpu_memory_utilization": 0}, "--gpu-memory-utilization"),
