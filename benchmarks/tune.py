@@ -119,7 +119,7 @@ def candidates(args: argparse.Namespace) -> Iterator[Tile]:
         for tile in product(rows, (32, 64, 128), (4, 8), (2, 3, 4)):
             yield AttentionTile(*tile)
             if has_descriptors and args.block_size % tile[1] == 0:
-                yield AttentionTile(*tile, reads_by_descriptor=True)
+                yield AttentionTile(*tile, descriptor_stages=tile[-1])
         return
     most_rows = max(16, triton.next_power_of_2(args.rows))
     inputs = (64,) if args.kind in GROUPED else (64, 128, 256)

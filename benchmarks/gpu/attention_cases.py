@@ -117,7 +117,7 @@ def descriptor_cases(dtype: torch.dtype, longest: int) -> Iterator[Case]:
     """Tiles that are read by descriptors, in blocks of one tile and of several."""
 
     def attend(o: Any, t: Sequence[Any], scale: float) -> Tensor:
-        with attention_tiles(reads_by_descriptor=True):
+        with attention_tiles(descriptor_stages=2):
             return o.paged_attention(*t, scale)
 
     lens = [(70, 70), (longest // 10, longest // 3), (1, longest), (0, 0), (1, 5)]

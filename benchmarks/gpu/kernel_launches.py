@@ -162,7 +162,7 @@ def launch_layers(heads: int, kv_heads: int, size: int, hidden: int, intermediat
     if tuning.target(x.device) >= 90:
         cache = tensor(1000, kv_heads, 64, size)
         where = (tensor(1, blocks, dtype=torch.int32), tensor(2, dtype=torch.int32))
-        with attention_tiles(reads_by_descriptor=True):
+        with attention_tiles(descriptor_stages=2):
             lens = tensor(1, dtype=torch.int32)
             ops.paged_attention(query, cache, cache, *where, lens, 0.1)
 

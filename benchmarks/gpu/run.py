@@ -52,7 +52,7 @@ SECTIONS = (
     Section("a", "correctness", "kernels", 170),
     Section("a", "attention", "decode_attention", 60, True),
     Section("a", "attention", "prefill_attention", 45, True),
-    Section("a", "products", "few_rows", 75, True),
+    Section("a", "products", "few_rows", 95, True),
     Section("b", "decode", "llama_8b", 100, True),
     Section("b", "serving", "serving", 150),
     Section("b", "mixed_steps", "mixed_steps", 45),

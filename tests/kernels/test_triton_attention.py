@@ -314,7 +314,7 @@ def test_tiles_read_by_descriptor(
     by_pointer, theirs = both(case)
     real, made = tuning.attention_tile, list[object]()
     monkeypatch.setattr(
-        tuning, "attention_tile", lambda *work: replace(real(*work), reads_by_descriptor=True)
+        tuning, "attention_tile", lambda *work: replace(real(*work), descriptor_stages=2)
     )
     monkeypatch.setattr(
         attention, "tile_rows", lambda *told: made.append(tile_rows(*told)) or made[-1]

@@ -1,7 +1,7 @@
 """CompilationConfig: captured steps of a GPU, and their batch sizes; nothing is compiled here.
 
-`-O` and `--compilation-config` switch capture; sizes are given or vLLM's defaults. Only whole
-decode steps are captured; all other steps run eagerly.
+`-O` and `--compilation-config` switch capture; sizes are given or vLLM's defaults. Decode steps are
+captured, and short ones with parts of prompts; all others run eagerly.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CompilationConfig:
     ) = option(
         None,
         "Steps to capture on a GPU. FULL_DECODE_ONLY: steps with one token of each request, or "
-        "with its drafts; FULL and FULL_AND_PIECEWISE: steps of up to 512 tokens with parts of "
-        "prompts, too; NONE: none. Other steps run eagerly.",
+        "with its drafts; FULL and FULL_AND_PIECEWISE, the default: steps of up to 512 tokens with "
+        "parts of prompts, too; NONE: none. Other steps run eagerly.",
         works=(None, "NONE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"),
         remedy="use FULL_DECODE_ONLY, which captures decode steps whole, or NONE",
         on_cpu=NO_GRAPHS_ON_CPU,

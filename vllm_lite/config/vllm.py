@@ -70,8 +70,8 @@ class VllmConfig:
     )
     optimization_level: Literal[0, 1, 2, 3] = option(
         2,
-        "CUDA graphs to capture, also written -O0 to -O3: 0 none, 1 to 3 graphs of "
-        "decode steps. Nothing is compiled.",
+        "CUDA graphs to capture, also written -O0 to -O3: 0 none, 1 to 3 those of "
+        "--compilation-config.cudagraph_mode. Nothing is compiled.",
         on_cpu=NO_GRAPHS_ON_CPU,
     )
     performance_mode: Literal["balanced", "interactivity", "throughput"] = option(

@@ -1,7 +1,7 @@
 """Which steps of a GPU are captured, as their numbers of tokens and of requests.
 
 Decode steps have as many of both; longer ones, with drafts or parts of prompts, have more tokens.
-Few shapes: each takes time at start, and a step is padded to at most about twice its tokens.
+Each takes time at start, and steps are padded to the next.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from vllm_lite.config.vllm import VllmConfig
 _MOST_TOKENS = 512
 # Of steps with parts of prompts. Attention to a long context is split among more processors where
 # the step's real number of requests is known.
-_PROMPT_TOKENS = (16, 32, 64, 128, 256)
+_PROMPT_TOKENS = (16, 32, 48, 64, 96, *range(128, 256, 32), *range(256, _MOST_TOKENS + 1, 64))
 _MOST_CONTEXT = 2048
 # Tokens of padding that cost little in any step: the weights are read once for all.
 _LITTLE = 64
-_WITH_PROMPTS = ("FULL", "FULL_AND_PIECEWISE")
+_WITH_PROMPTS = (None, "FULL", "FULL_AND_PIECEWISE")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,7 +45,7 @@ def longer_shapes(config: VllmConfig) -> tuple[GraphShape, ...]:
     """The captured steps with more tokens than requests, ascending.
 
     With drafts: a request's most drafts for some of the captured numbers of requests. With
-    cudagraph_mode FULL or FULL_AND_PIECEWISE: any steps of few tokens and short contexts.
+    cudagraph_mode FULL or FULL_AND_PIECEWISE, or none: any steps of few tokens and short contexts.
     """
     sizes, most = config.capture_sizes, min(_MOST_TOKENS, config.scheduler.max_num_batched_tokens)
     if not sizes or config.attention.backend == "FLASH_ATTN" or config.facts.pooling is not None:
@@ -57,11 +57,10 @@ def longer_shapes(config: VllmConfig) -> tuple[GraphShape, ...]:
         shapes.update(GraphShape(n * count, n, max_len) for n in _halving(sizes, most // count))
     if compilation.cudagraph_mode in _WITH_PROMPTS:
         given = compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size
-        lengths = (*_PROMPT_TOKENS, most) if given == (None, None) else sizes
+        is_given = given != (None, None)
+        lengths = _halving(sizes, most) if is_given else (*_PROMPT_TOKENS, most)
         rows, context = config.scheduler.max_num_seqs, min(max_len, _MOST_CONTEXT)
-        shapes.update(
-            GraphShape(n, min(rows, n - 1), context) for n in _halving(lengths, most) if n > 1
-        )
+        shapes.update(GraphShape(n, min(rows, n - 1), context) for n in lengths if 1 < n <= most)
     return tuple(sorted(shapes))
 
 

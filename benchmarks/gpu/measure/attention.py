@@ -25,7 +25,7 @@ DECODE_POINTS = (
     *((64, 1 << 10), (64, 16 << 10), (256, 1 << 10), (256, 8 << 10)),
 )
 PREFILL_LENGTHS = (8 << 10, 16 << 10, 32 << 10)
-# Whole tiles of keys, which descriptors can read.
+# A tile of keys, so that descriptors can read it.
 WIDE_BLOCK = 64
 # Decoding sequences, tokens of context of each, and tokens of a prompt beside them.
 MIXED_POINTS = ((64, 2 << 10, 512), (8, 8 << 10, 512), (1, 32 << 10, 256))
@@ -85,7 +85,7 @@ def decode_attention(place: Place) -> None:
     attend = backends(place)
     for count, context in points:
         # Several calls a graph, each over blocks of its own: one is no longer than its launch.
-        calls = max(1, min(MOST_CALLS, len(cache.keys) * BLOCK_SIZE // (count * context)))
+        calls = max(1, min(MOST_CALLS, len(cache.keys) * cache.keys.shape[2] // (count * context)))
         several = [cache.arguments(count, context, 1) for _ in range(place.either(calls, 1))]
         arguments = several[0]
 
@@ -119,41 +119,50 @@ def decode_attention(place: Place) -> None:
 def prefill_attention(place: Place) -> None:
     """A whole prompt, causal; torch's own over dense keys, by each backend, takes turns with it."""
     for length in place.either(PREFILL_LENGTHS, (20,)):
-        arguments = PagedCache.of_tokens(place, length).arguments(1, length, length)
-        wide = PagedCache.of_tokens(place, length, WIDE_BLOCK).arguments(1, length, length)
+        arguments, wide = (
+            PagedCache.of_tokens(place, length, size).arguments(1, length, length)
+            for size in (BLOCK_SIZE, WIDE_BLOCK)
+        )
         query = arguments[0].transpose(0, 1)[None]
         keys, values = torch.randn(2, *query.shape, dtype=query.dtype, device=place.device)
         operations = backends(place)["TRITON_ATTN"]
+        torchs = torch_works(query, keys, values)
         works: dict[str, Work] = {
             "ours": lambda o=operations, a=arguments: o.paged_attention(*a),
-            f"blocks of {WIDE_BLOCK}": lambda o=operations, a=wide: o.paged_attention(*a),
-            "by descriptors": partial(_by_descriptors, operations, wide),
-            **torch_works(query, keys, values),
+            "blocks": lambda o=operations, a=wide: o.paged_attention(*a),
+            "by pointers": partial(_by_pointers, operations, wide),
+            **torchs,
         }
-        times = medians(place, works, repeats=10, max_seconds=3.0)
+        replays = {name: graphed(place, work) for name, work in works.items()}
+        times = medians(place, replays, repeats=10, max_seconds=3.0)
         num_operations = 2 * HEADS * HEAD_SIZE * length * (length + 1)
         speeds = {name: num_operations / seconds for name, seconds in times.items()}
-        row = Row(
-            "prefill_attention",
-            "prefill attention, tokens",
-            speeds["ours"] / 1e12,
-            "TFLOP/s",
-            speeds["ours"] / place.known_limits().flops_per_s,
-            goal=PREFILL_GOAL,
-            details={"seconds": times},
-            column=str(length),
-            beside={name: speed / 1e12 for name, speed in speeds.items() if name != "ours"},
-        )
-        place.tell(row)
+        rows = {
+            "ours": ("", list(torchs)),
+            "blocks": (f" of blocks of {WIDE_BLOCK}", ["by pointers"]),
+        }
+        for name, (of, others) in rows.items():
+            row = Row(
+                "prefill_attention",
+                f"prefill attention{of}, tokens",
+                speeds[name] / 1e12,
+                "TFLOP/s",
+                speeds[name] / place.known_limits().flops_per_s,
+                goal=PREFILL_GOAL,
+                details={"seconds": times},
+                column=str(length),
+                beside={other: speeds[other] / 1e12 for other in others},
+            )
+            place.tell(row)
 
     for point in place.either(MIXED_POINTS, ((2, 32, 19),)):
         mixed_attention(place, *point)
 
 
-def _by_descriptors(operations: Any, arguments: list[Any]) -> Tensor:
+def _by_pointers(operations: Any, arguments: list[Any]) -> Tensor:
     from kernel_launches import attention_tiles
 
-    with attention_tiles(reads_by_descriptor=True):
+    with attention_tiles(descriptor_stages=0):
         return operations.paged_attention(*arguments)
 
 

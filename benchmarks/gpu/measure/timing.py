@@ -48,7 +48,12 @@ def graphed(place: Place, work: Work) -> Work:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
-    return graph.replay
+
+    def replay() -> Work:
+        graph.replay()
+        return work  # whose tensors the graph reads
+
+    return replay
 
 
 def medians(

@@ -33,6 +33,7 @@ def model(tmp_path: Path) -> str:
 def make_config(model: str, **options: Any) -> VllmConfig:
     settings = {"max_model_len": 64, "max_num_seqs": 4, "block_size": 8, "dtype": "float32"}
     settings |= {"gpu_memory_utilization": 0.5, "cudagraph_capture_sizes": SIZES}
+    settings |= {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}
     args = EngineArgs(
         model=model, load_format="dummy", skip_tokenizer_init=True, **(settings | options)
     )
@@ -84,7 +85,8 @@ def test_graphs_are_captured_at_start_or_when_first_met(
     model: str, lazily: bool, log: pytest.LogCaptureFixture
 ) -> None:
     device = StandInDevice()
-    options = {"compilation_config": {"cudagraph_capture_lazily": lazily}}
+    lazily_too = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_lazily": lazily}
+    options = {"compilation_config": lazily_too}
     worker, _ = started(make_config(model, **options), device)
     captured = [text for text in log.messages if text.startswith("Captured ")]
     assert device.num_graphs == (0 if lazily else 3) and len(captured) == (not lazily)

@@ -42,19 +42,22 @@ def shapes(compilation: dict[str, Any] | None = None, **options: Any) -> list[tu
 
 def test_shapes_of_drafts_are_captured_where_there_are_drafts() -> None:
     drafts: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 3}
-    assert shapes() == []
-    assert shapes(**drafts) == [(4 * n, n) for n in (1, 2, 4, 8, 24, 48, 100)]
-    assert shapes(**drafts | {"num_speculative_tokens": 7})[-1] == (512, 64)
-    assert shapes({"cudagraph_capture_sizes": [2, 3, 8]}, **drafts) == [(12, 3), (32, 8)]
+    alone = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert shapes(alone) == []
+    assert shapes(alone, **drafts) == [(4 * n, n) for n in (1, 2, 4, 8, 24, 48, 100)]
+    assert shapes(alone, **drafts | {"num_speculative_tokens": 7})[-1] == (512, 64)
+    given = alone | {"cudagraph_capture_sizes": [2, 3, 8]}
+    assert shapes(given, **drafts) == [(12, 3), (32, 8)]
     assert shapes({"cudagraph_mode": "NONE"}, **drafts) == []
     assert shapes(enforce_eager=True, **drafts) == []
 
 
-def test_steps_with_prompts_are_captured_where_a_mode_says_so() -> None:
-    few = [(16, 15), (32, 31), (64, 63), (128, 100), (256, 100), (512, 100)]
-    assert shapes(WITH_PROMPTS) == shapes({"cudagraph_mode": "FULL"}) == few
-    assert shapes(WITH_PROMPTS, max_num_batched_tokens=130) == [*few[:3], (130, 100)]
-    assert shapes(WITH_PROMPTS, max_num_batched_tokens=24, max_num_seqs=8) == [(24, 8)]
+def test_steps_with_prompts_are_captured_unless_a_mode_says_otherwise() -> None:
+    few = [(n, n - 1) for n in (16, 32, 48, 64, 96)]
+    more = [(n, 100) for n in (128, 160, 192, 224, 256, 320, 384, 448, 512)]
+    assert shapes() == shapes(WITH_PROMPTS) == shapes({"cudagraph_mode": "FULL"}) == few + more
+    assert shapes(max_num_batched_tokens=130) == [*few, (128, 100), (130, 100)]
+    assert shapes(max_num_batched_tokens=24, max_num_seqs=8) == [(16, 8), (24, 8)]
     assert shapes({"cudagraph_mode": "FULL_DECODE_ONLY"}) == []
     # Given numbers are numbers of tokens here.
     assert shapes(WITH_PROMPTS | {"cudagraph_capture_sizes": [1, 2, 5]}) == [(2, 1), (5, 4)]
@@ -127,7 +130,10 @@ def test_the_gpus_own_kernels_take_padded_steps(
     finally:
         monkeypatch.undo()
         dispatch.select_ops("cpu")
-    assert graphed == eager
+    # By torch's products, whose last bits differ between numbers of rows.
+    assert {name: made[0] for name, made in graphed.items()} == {
+        name: made[0] for name, made in eager.items()
+    }
     assert any(0 < num_tokens < num_captured for num_tokens, num_captured in replayed)
 
 

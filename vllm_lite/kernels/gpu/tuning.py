@@ -49,15 +49,15 @@ class ProductTile:
 class AttentionTile:
     """Rows (queries times heads of a group) and keys of a tile, and its launch options.
 
-    Keys and values may be read by descriptors (TMA, from compute capability 9.0 on), where a tile
-    lies within a block of the cache; elsewhere they are read by pointers all the same.
+    Where a tile lies within a block of the cache, keys and values may be read by descriptors (TMA,
+    from compute capability 9.0 on), with other stages; 0 if by pointers there too.
     """
 
     rows: int
     keys: int
     num_warps: int
     num_stages: int
-    reads_by_descriptor: bool = False
+    descriptor_stages: int = 0
 
 
 @cache

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import cdiv
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.reference.counter_rng import GAMMA, MULTIPLIERS
 
@@ -33,7 +34,7 @@ def uniforms_kernel(
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     chances = keys.new_empty(len(keys), dtype=torch.float64)
-    uniforms_kernel[(triton.cdiv(len(keys), _ROWS),)](
+    uniforms_kernel[(cdiv(len(keys), _ROWS),)](
         chances, keys, positions, len(keys), ROWS=_ROWS, num_warps=1, **chained(keys.device)
     )
     return chances

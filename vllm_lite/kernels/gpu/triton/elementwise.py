@@ -11,7 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
+from vllm_lite.kernels.gpu.triton.launch import launch
 
 _BLOCK = 1024
 
@@ -191,7 +193,7 @@ def xielu(
 ) -> Tensor:
     out = empty_like(x) if out is None else out
     num_rows, size = out.shape
-    xielu_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
+    xielu_kernel[(num_rows, cdiv(size, _BLOCK))](
         out,
         x,
         x.stride(0),
@@ -223,7 +225,7 @@ def scaled_add(
         out = empty_like(x)
     num_rows, size = x.shape
     other = x if y is None else y
-    scaled_add_kernel[(num_rows, triton.cdiv(size, _BLOCK))](
+    scaled_add_kernel[(num_rows, cdiv(size, _BLOCK))](
         out,
         x,
         other,
@@ -257,7 +259,7 @@ def mix_rows(
     if out is None:
         out = x.new_empty(num_tokens, num_outputs, size)
     other = x if base is None else base
-    mix_kernel[(num_tokens, num_outputs, triton.cdiv(size, _BLOCK))](
+    mix_kernel[(num_tokens, num_outputs, cdiv(size, _BLOCK))](
         out,
         x,
         x if factors is None else factors,
@@ -283,8 +285,10 @@ def mix_rows(
 
 def _activate(x: Tensor, name: str, out: Tensor, *, is_gated: bool) -> Tensor:
     num_rows, size = out.shape
-    grid = (num_rows, triton.cdiv(size, _BLOCK))
-    activation_kernel[grid](
+    grid = (num_rows, cdiv(size, _BLOCK))
+    launch(
+        activation_kernel,
+        grid,
         out,
         x,
         x.stride(0),
@@ -372,7 +376,7 @@ def rotary_embedding(
     num_tokens, num_heads, _ = query.shape
     num_kv_heads = key.shape[1]
     half = cos_sin_cache.shape[1] // 2
-    block = triton.next_power_of_2(half)
+    block = next_power_of_2(half)
     rotary_kernel[(num_tokens,)](
         positions,
         query,
@@ -386,6 +390,6 @@ def rotary_embedding(
         num_kv_heads,
         HALF=half,
         BLOCK=block,
-        HEADS=max(1, min(triton.next_power_of_2(num_heads), 2048 // block)),
+        HEADS=max(1, min(next_power_of_2(num_heads), 2048 // block)),
         IS_NEOX=is_neox,
     )

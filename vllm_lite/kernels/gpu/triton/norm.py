@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
 from vllm_lite.kernels.gpu.triton.elementwise import activated
+from vllm_lite.kernels.gpu.triton.launch import launch
 
 # Elements of a row that a program multiplies where there is no norm.
 _PRODUCT_SIZE = 1024
@@ -172,7 +174,7 @@ def _level(x: Tensor, like: Tensor | None, bound: float, out: Tensor | None) -> 
     if out is None:
         out = empty_like(x)
     other, size = x if like is None else like, x.shape[1]
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     level_kernel[(len(x),)](
         out,
         x,
@@ -202,8 +204,10 @@ def _norm(
         out = empty_like(x)
     size = x.shape[-1]
     num_heads = 1 if x.dim() == 2 else x.shape[1]
-    block = triton.next_power_of_2(size)
-    norm_kernel[(x.shape[0] * num_heads,)](
+    block = next_power_of_2(size)
+    launch(
+        norm_kernel,
+        (x.shape[0] * num_heads,),
         out,
         x,
         weight,
@@ -235,8 +239,10 @@ def _add_norm(
     is_centered: bool,
 ) -> tuple[Tensor, Tensor]:
     num_rows, size = x.shape
-    block = triton.next_power_of_2(size)
-    add_norm_kernel[(num_rows,)](
+    block = next_power_of_2(size)
+    launch(
+        add_norm_kernel,
+        (num_rows,),
         x,
         residual,
         weight,
@@ -314,8 +320,8 @@ def _gated(
 ) -> Tensor:
     num_rows, size = x.shape
     out = x.new_empty(x.shape)
-    block = triton.next_power_of_2(group_size)
-    gated_norm_kernel[(num_rows, triton.cdiv(size, group_size))](
+    block = next_power_of_2(group_size)
+    gated_norm_kernel[(num_rows, cdiv(size, group_size))](
         out,
         x,
         gate,

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, zeros
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.elementwise import activated
 from vllm_lite.kernels.gpu.triton.state import softplus
 
@@ -211,10 +212,10 @@ def channel_scan(
 ) -> Tensor:
     num_channels, state_size = x.shape[1], b.shape[1]
     out = zeros(x.shape, dtype=x.dtype, device=x.device)
-    rows = triton.next_power_of_2(state_size)
-    block = min(max(1, _SCANNED_ELEMENTS // rows), triton.next_power_of_2(num_channels))
+    rows = next_power_of_2(state_size)
+    block = min(max(1, _SCANNED_ELEMENTS // rows), next_power_of_2(num_channels))
     given = (x, dt, gate, b, c)
-    channel_scan_kernel[(len(state_in), triton.cdiv(num_channels, block))](
+    channel_scan_kernel[(len(state_in), cdiv(num_channels, block))](
         out,
         *given,
         a,
@@ -249,8 +250,8 @@ def gated_recurrence(
 ) -> Tensor:
     num_channels, given = x.shape[1], (x, gate, decay)
     out = zeros(x.shape, dtype=x.dtype, device=x.device)
-    block = min(_CHANNELS, triton.next_power_of_2(num_channels))
-    gated_recurrence_kernel[(len(state_in), triton.cdiv(num_channels, block))](
+    block = min(_CHANNELS, next_power_of_2(num_channels))
+    gated_recurrence_kernel[(len(state_in), cdiv(num_channels, block))](
         out,
         *given,
         rate,
@@ -287,10 +288,10 @@ def delta_rule(
     _, num_heads, value_size = v.shape
     _, num_key_heads, key_size = k.shape
     out = zeros(v.shape, dtype=v.dtype, device=v.device)
-    rows = triton.next_power_of_2(key_size)
-    block = min(max(1, _STATE_ELEMENTS // rows), triton.next_power_of_2(value_size))
+    rows = next_power_of_2(key_size)
+    block = min(max(1, _STATE_ELEMENTS // rows), next_power_of_2(value_size))
     given = (q, k, v, decay, beta)
-    delta_rule_kernel[(len(state_in), num_heads, triton.cdiv(value_size, block))](
+    delta_rule_kernel[(len(state_in), num_heads, cdiv(value_size, block))](
         out,
         *given,
         a,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.reference import sampling as reference_sampling
 
@@ -370,7 +371,7 @@ def _part_largest(logits: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, int]
     """The largest logit of each part and its token, both [R, P], and the parts' constants."""
     num_rows, size = logits.shape
     part = _block(size)
-    num_parts = triton.cdiv(size, part)
+    num_parts = cdiv(size, part)
     largest = logits.new_empty((num_rows, num_parts))
     tokens = torch.empty_like(largest, dtype=torch.int32)
     part_largest_kernel[largest.shape](
@@ -379,7 +380,7 @@ def _part_largest(logits: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, int]
         num_warps=_NUM_WARPS,
         **chained(logits.device),
     )
-    sizes = {"PARTS": triton.next_power_of_2(num_parts), "PART": part}
+    sizes = {"PARTS": next_power_of_2(num_parts), "PART": part}
     return (largest, tokens), sizes | chained(logits.device)
 
 
@@ -412,4 +413,4 @@ def token_logprobs(
 
 
 def _block(size: int) -> int:
-    return min(_BLOCK, int(triton.next_power_of_2(size)))
+    return min(_BLOCK, next_power_of_2(size))

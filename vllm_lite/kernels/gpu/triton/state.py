@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, zeros
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.elementwise import activated
 
 _CHANNELS = 256
@@ -165,8 +166,8 @@ def causal_conv1d(
     has_factors = before is not None and after is not None
     factors = (before, after) if before is not None and after is not None else (x, x)
     out = zeros(x.shape, dtype=x.dtype, device=x.device)
-    block = min(_CHANNELS, triton.next_power_of_2(num_channels))
-    causal_conv_kernel[(len(state_in), triton.cdiv(num_channels, block))](
+    block = min(_CHANNELS, next_power_of_2(num_channels))
+    causal_conv_kernel[(len(state_in), cdiv(num_channels, block))](
         out,
         x,
         *factors,
@@ -181,7 +182,7 @@ def causal_conv1d(
         states.stride(0),
         num_channels,
         KERNEL=len(weight),
-        ROWS=triton.next_power_of_2(len(weight)),
+        ROWS=next_power_of_2(len(weight)),
         HAS_BIAS=bias is not None,
         HAS_FACTORS=has_factors,
         ACTIVATION="none" if act is None else act,
@@ -209,9 +210,9 @@ def selective_scan(
     _, num_heads, head_size = x.shape
     _, num_groups, state_size = b.shape
     out = zeros(x.shape, dtype=x.dtype, device=x.device)
-    rows = triton.next_power_of_2(state_size)
-    block = min(max(1, _STATE_ELEMENTS // rows), triton.next_power_of_2(head_size))
-    selective_scan_kernel[(len(state_in), num_heads, triton.cdiv(head_size, block))](
+    rows = next_power_of_2(state_size)
+    block = min(max(1, _STATE_ELEMENTS // rows), next_power_of_2(head_size))
+    selective_scan_kernel[(len(state_in), num_heads, cdiv(head_size, block))](
         out,
         x,
         dt,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import cdiv
+
 _MASK_BLOCK = 1024
 
 
@@ -24,7 +26,7 @@ def token_mask_kernel(
 
 def apply_token_mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     size = logits.shape[1]
-    grid = (len(rows), triton.cdiv(size, _MASK_BLOCK))
+    grid = (len(rows), cdiv(size, _MASK_BLOCK))
     token_mask_kernel[grid](
         logits, rows, bits, logits.stride(0), bits.stride(0), size, BLOCK=_MASK_BLOCK
     )

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import next_power_of_2
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.quantize import (
     encode,
     format_of,
@@ -116,7 +118,9 @@ def reshape_and_cache(
     number_format = format_of(key_cache.dtype)
     strides = (key.stride(0), key.stride(1), value.stride(0), value.stride(1))
     if number_format:
-        write_narrow_rows_kernel[(num_tokens, num_kv_heads)](
+        launch(
+            write_narrow_rows_kernel,
+            (num_tokens, num_kv_heads),
             key,
             value,
             key_rows,
@@ -128,13 +132,15 @@ def reshape_and_cache(
             BLOCK_SIZE=key_cache.shape[2],
             HEAD_SIZE=head_size,
             ROW_SIZE=key_cache.shape[3],
-            BLOCK_D=triton.next_power_of_2(head_size),
+            BLOCK_D=next_power_of_2(head_size),
             FORMAT=number_format,
             enable_fp_fusion=False,
         )
         return
-    block = min(2048, triton.next_power_of_2(num_kv_heads * head_size))
-    reshape_and_cache_kernel[(num_tokens,)](
+    block = min(2048, next_power_of_2(num_kv_heads * head_size))
+    launch(
+        reshape_and_cache_kernel,
+        (num_tokens,),
         key,
         value,
         key_cache,

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.attention.splits import choose_tiling, find_request, first_tile
 from vllm_lite.kernels.gpu.triton.norm import normed_row, weights_of
 
@@ -267,14 +268,14 @@ def encoder_embedding(
         HAS_TYPES=types is not None,
         HAS_NORM=norm_weight is not None,
         HAS_BIAS=norm_bias is not None,
-        BLOCK=triton.next_power_of_2(size),
+        BLOCK=next_power_of_2(size),
     )
     return out
 
 
 def segment_sum(x: Tensor, query_start_loc: Tensor, sums: Tensor) -> Tensor:
     size = x.shape[1]
-    segment_sum_kernel[(len(sums), triton.cdiv(size, _SUM_COLUMNS))](
+    segment_sum_kernel[(len(sums), cdiv(size, _SUM_COLUMNS))](
         sums, x, query_start_loc, sums.stride(0), x.stride(0), size, BLOCK=_SUM_COLUMNS
     )
     return sums

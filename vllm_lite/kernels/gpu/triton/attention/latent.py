@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.attention.splits import (
     find_request,
     first_tile,
@@ -23,6 +24,7 @@ from vllm_lite.kernels.gpu.triton.attention.splits import (
     store_no_partial,
     store_partial,
 )
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.quantize import decode, stored_numbers
 
 _LOG2_E = math.log2(math.e)
@@ -155,23 +157,23 @@ def latent_attention(
     if any(isinstance(term, Tensor) or term for term in terms):
         raise ValueError("paged_attention to latents on a GPU takes scores as they are")
     num_tokens, num_heads, key_size = query.shape
-    value_size = value_cache.shape[3]
-    block_size = key_cache.shape[2]
+    value_size, block_size = value_cache.shape[3], key_cache.shape[2]
     if key_cache.shape[3] != key_size:
         raise ValueError(f"latents of {key_cache.shape[3]} numbers do not fit keys of {key_size}")
     cache, _, number_format = stored_numbers(key_cache, key_cache, key_size)
     num_requests, blocks_per_request = block_table.shape
     is_decode = num_tokens == num_requests and not tuning.is_fixed()
-    block_q = 1 if is_decode else 2
-    tiles = num_tokens if is_decode else num_tokens // block_q + num_requests
-    head_tiles = triton.cdiv(num_heads, _HEADS)
+    block_q, tiles = (1, num_tokens) if is_decode else (2, num_tokens // 2 + num_requests)
+    head_tiles = cdiv(num_heads, _HEADS)
     splits = num_splits(
         tiles * head_tiles, blocks_per_request * block_size, tuning.num_processors(query.device)
     )
     out = query.new_zeros((num_tokens, num_heads, value_size))
     partial = out if splits == 1 else room_for_partials(query, value_size, splits, num_tokens)
-    block_d = max(16, triton.next_power_of_2(value_size))
-    latent_attention_kernel[(tiles, head_tiles, splits)](
+    block_d = max(16, next_power_of_2(value_size))
+    launch(
+        latent_attention_kernel,
+        (tiles, head_tiles, splits),
         out,
         partial,
         query,
@@ -194,7 +196,7 @@ def latent_attention(
         KEY_SIZE=key_size,
         VALUE_SIZE=value_size,
         BLOCK_D=block_d,
-        BLOCK_R=max(16, triton.next_power_of_2(key_size - value_size)),
+        BLOCK_R=max(16, next_power_of_2(key_size - value_size)),
         FORMAT=number_format,
         IS_SPLIT=splits > 1,
         num_warps=8,

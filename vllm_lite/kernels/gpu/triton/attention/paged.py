@@ -38,6 +38,7 @@ from vllm_lite.kernels.gpu.triton.attention.splits import (
     tile_rows,
 )
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.quantize import decode, load_scales, stored_numbers
 from vllm_lite.kernels.reference.cache import are_latents, value_size_of
 
@@ -375,10 +376,9 @@ def paged_attention(
     }
     for one in passes:
         rows = tile_rows(key_cache, value_cache, head_size, sliding_window, one.tiling)
-        constants["BY_DESCRIPTOR"] = rows is not None
-        _attend(
-            one, out, query, query_start_loc, (*caches, *(rows or caches), *arguments), constants
-        )
+        told = (*caches, *(rows or caches), *arguments)
+        settings = constants | one.launch(rows is not None)
+        _attend(one, out, query, query_start_loc, told, settings)
     return out
 
 
@@ -393,13 +393,14 @@ def _attend(
     """Run one of a step's passes, and the merge of its splits."""
     partial = out
     if one.splits > 1:
-        owners = one.num_owners(len(query))
+        owners = one.num_owners(query.shape[0])
         partial = room_for_partials(query, out.shape[2], one.splits, owners)
     grid = (one.num_tiles, query.shape[1] // constants["GROUP"], one.splits)
-    paged_attention_kernel[grid](
+    launch(
+        paged_attention_kernel,
+        grid,
         *(out, partial, query, *arguments, one.splits, one.fewest),
         **constants,
-        **one.launch(),
         **chained(query.device),
     )
     if one.splits > 1:

@@ -12,7 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.norm import warps_for
 
 _MOST_HEADS = 8  # of a program; a power of two
@@ -173,11 +175,13 @@ def rotate_and_cache(
     num_kv_heads, block_size = key_cache.shape[1:3]
     rotated = cos_sin_cache.shape[1]
     num_heads = num_all - 2 * num_kv_heads
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     # Of both kinds the programs have whole ones: as many heads as divide both, a power of two.
     together = math.gcd(num_heads, num_kv_heads, _MOST_HEADS)
     programs = (num_heads + num_kv_heads) // together
-    rotate_and_cache_kernel[(num_tokens, programs)](
+    launch(
+        rotate_and_cache_kernel,
+        (num_tokens, programs),
         heads,
         positions,
         cos_sin_cache,
@@ -197,8 +201,8 @@ def rotate_and_cache(
         HALF=rotated // 2,
         HEADS=together,
         BLOCK=block,
-        BLOCK_HALF=triton.next_power_of_2(rotated // 2),
-        BLOCK_REST=triton.next_power_of_2(size - rotated) if size > rotated else 0,
+        BLOCK_HALF=next_power_of_2(rotated // 2),
+        BLOCK_REST=next_power_of_2(size - rotated) if size > rotated else 0,
         IS_NEOX=is_neox,
         HAS_NORM=weights is not None,
         num_warps=warps_for(together * block),

@@ -21,7 +21,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import begin_next_and_wait, chained
+from vllm_lite.kernels.gpu.triton.launch import launch
 
 # Names in tuning tables of what is not plain 16-bit attention.
 _KIND_OF_ITEMS = {1: " narrow", 2: "", 4: " wide"}
@@ -199,7 +201,7 @@ class Tiling:
     block_d: int
     num_warps: int
     num_stages: int
-    reads_by_descriptor: bool = False
+    descriptor_stages: int = 0
 
     def num_tiles(self, num_tokens: int, num_requests: int) -> int:
         """Enough tiles for requests of any lengths; surplus programs return at once."""
@@ -228,8 +230,8 @@ def choose_tiling(
     """
     kind = ("decode" if is_decode else "prefill") + _KIND_OF_ITEMS[item_size]
     tile = tuning.attention_tile(kind, head_size, on)
-    block_d = max(16, triton.next_power_of_2(head_size))
-    block_m = max(tile.rows, triton.next_power_of_2(group))
+    block_d = max(16, next_power_of_2(head_size))
+    block_m = max(tile.rows, next_power_of_2(group))
     return Tiling(
         block_q=1 if is_decode else block_m // group,
         block_m=block_m,
@@ -237,7 +239,7 @@ def choose_tiling(
         block_d=block_d,
         num_warps=tile.num_warps if block_m == tile.rows else max(tile.num_warps, 8),
         num_stages=tile.num_stages,
-        reads_by_descriptor=tile.reads_by_descriptor,
+        descriptor_stages=tile.descriptor_stages,
     )
 
 
@@ -281,12 +283,14 @@ class Pass:
         """Of partial results of a head: tokens, or places in requests' tiles."""
         return self.num_tiles * self.tiling.block_q if self.by_request else num_tokens
 
-    def launch(self) -> dict[str, bool | int]:
+    def launch(self, by_descriptor: bool) -> dict[str, bool | int]:
         """The pass as a launch's constants."""
         return {
             "BY_REQUEST": self.by_request,
             "IS_SPLIT": self.splits > 1,
             **self.tiling.launch(),
+            "BY_DESCRIPTOR": by_descriptor,
+            **({"num_stages": self.tiling.descriptor_stages} if by_descriptor else {}),
         }
 
 
@@ -330,7 +334,7 @@ def tile_rows(
     """
     size = key_cache.shape[3]
     if (
-        not tiling.reads_by_descriptor
+        not tiling.descriptor_stages
         or key_cache.itemsize != 2
         or not size == value_cache.shape[3] == head_size == tiling.block_d
         or key_cache.shape[2] % tiling.block_n
@@ -369,15 +373,17 @@ def merge(
     With `block_q` their owners are [requests * block_q], of requests of no more queries.
     """
     num_owners, num_heads, _ = partial.shape
-    merge_splits_kernel[(num_owners * num_heads,)](
+    launch(
+        merge_splits_kernel,
+        (num_owners * num_heads,),
         out,
         partial,
         query_start_loc,
-        len(query_start_loc) - 1,
+        query_start_loc.shape[0] - 1,
         num_heads,
         splits,
         block_q,
-        SPLITS=triton.next_power_of_2(splits),
+        SPLITS=next_power_of_2(splits),
         HEAD_SIZE=out.shape[2],
         BLOCK_D=block_d,
         **chained(out.device),

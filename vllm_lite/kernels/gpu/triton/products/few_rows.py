@@ -9,6 +9,7 @@ these multiply.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import chained
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.products.linear import add_parts
 
 # Bits that a thread reads at once.
@@ -154,6 +157,7 @@ class Cut:
     steps: int  # of a part
 
     @classmethod
+    @cache
     def of(cls, shape: tuple[int, int], limits: CutLimits, processors: int) -> Cut:
         """Enough programs for all processors: of fewer outputs each, and of parts only then.
 
@@ -164,7 +168,7 @@ class Cut:
 
         def are_too_few() -> bool:
             wanted = _PROGRAMS if lanes * span > _FEW_OUTPUTS else _PROGRAMS_OF_FEW
-            tiles: int = triton.cdiv(num_outputs, lanes * span)
+            tiles = cdiv(num_outputs, lanes * span)
             return tiles < wanted * processors
 
         while are_too_few():
@@ -174,11 +178,11 @@ class Cut:
                 span //= 2
             else:
                 break
-        tiles = triton.cdiv(num_outputs, lanes * span)
-        steps = triton.cdiv(num_inputs, limits.step(lanes))
+        tiles = cdiv(num_outputs, lanes * span)
+        steps = cdiv(num_inputs, limits.step(lanes))
         parts = min(_PROGRAMS_OF_FEW * processors // tiles, steps, _MOST_PARTS)
-        each = triton.cdiv(steps, max(1, parts))
-        return cls(lanes, span, tiles, triton.cdiv(steps, each), each)
+        each = cdiv(steps, max(1, parts))
+        return cls(lanes, span, tiles, cdiv(steps, each), each)
 
 
 def multiply(
@@ -196,14 +200,16 @@ def multiply(
 
     With an activation, "" for none, [T, M / 2].
     """
-    num_rows, (num_outputs, num_inputs) = len(x), weight_shape
+    num_rows, (num_outputs, num_inputs) = x.shape[0], weight_shape
     processors = tuning.processor_count(x.device)
     cut = Cut.of(weight_shape, limits, processors)
     columns = num_outputs // 2 if activation else num_outputs
     out = x.new_empty((num_rows, columns), dtype=out_dtype)
     is_whole = cut.parts == 1
     to = out if is_whole else out.new_empty((cut.parts, num_rows, num_outputs), dtype=torch.float32)
-    kernel[(cut.tiles, cut.parts)](
+    launch(
+        kernel,
+        (cut.tiles, cut.parts),
         to,
         x,
         *operands,
@@ -215,7 +221,7 @@ def multiply(
         cut.steps,
         HAS_BIAS=bias is not None and is_whole,
         ACTIVATION=activation if is_whole else "",
-        ROWS=triton.next_power_of_2(num_rows),
+        ROWS=next_power_of_2(num_rows),
         SPAN=cut.span,
         LANES=cut.lanes,
         num_warps=limits.num_warps,

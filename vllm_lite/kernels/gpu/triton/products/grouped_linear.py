@@ -14,8 +14,10 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.products.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.gpu.triton.products.packed_values import (
     INPUTS,
@@ -135,7 +137,7 @@ def grouped_linear(
 def gated_grouped_linear(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, activation: str
 ) -> Tensor:
-    if takes(weight, len(x)):
+    if takes(weight, x.shape[0]):
         return small_product(_in_order(x, weight), weight, bias, x.dtype, activation)
     return act_and_mul(_product(x, weight, bias, x.dtype), activation)
 
@@ -147,7 +149,7 @@ def _in_order(x: Tensor, weight: PackedWeight) -> Tensor:
 def _product(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    num_rows, num_outputs = len(x), weight.num_outputs
+    num_rows, num_outputs = x.shape[0], weight.num_outputs
     if num_rows >= MANY_ROWS and out_dtype is x.dtype:
         rounded = None if bias is None else bias.to(x.dtype)
         return torch.nn.functional.linear(x, expand_grouped(weight, x.dtype), rounded)
@@ -156,16 +158,18 @@ def _product(
         return small_product(x, weight, bias, out_dtype)
     kind = kind_of(weight)
     tile = tuning.product_tile(kind.tile, num_rows, x.device)
-    tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
+    tiles = cdiv(num_rows, tile.block_m) * cdiv(num_outputs, tile.block_n)
     processors = tuning.processor_count(x.device)
     parts = tuning.num_splits(
         tiles, tile.num_warps, num_rows, weight.num_inputs, kind.halves * INPUTS, processors
     )
     out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
     to = new_parts(out, parts)
-    launch = tile.launch()
-    del launch["BLOCK_K"]  # a step
-    grouped_linear_kernel[(tiles, parts)](
+    tiling = tile.launch()
+    del tiling["BLOCK_K"]  # a step
+    launch(
+        grouped_linear_kernel,
+        (tiles, parts),
         to,
         x,
         planes_of(weight),
@@ -177,7 +181,7 @@ def _product(
         parts,
         KIND=kind,
         HAS_BIAS=bias is not None and parts == 1,
-        **launch,
+        **tiling,
         **chained(x.device),
     )
     if parts > 1:
@@ -189,8 +193,10 @@ def expand_grouped(weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     shape = (weight.num_outputs, weight.num_inputs)
     out = weight.codes.new_empty(shape, dtype=dtype)
     permutation, kind = weight.permutation, kind_of(weight)
-    steps = triton.cdiv(weight.num_inputs, kind.halves * INPUTS)
-    expand_grouped_kernel[(steps, triton.cdiv(weight.num_outputs, _EXPANDED_OUTPUTS))](
+    steps = cdiv(weight.num_inputs, kind.halves * INPUTS)
+    launch(
+        expand_grouped_kernel,
+        (steps, cdiv(weight.num_outputs, _EXPANDED_OUTPUTS)),
         out,
         planes_of(weight),
         weight.codes if permutation is None else permutation,

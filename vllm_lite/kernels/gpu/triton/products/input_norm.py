@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import chained
 from vllm_lite.kernels.reference.norm import InputNorm
 
@@ -35,7 +36,7 @@ def norm_operand(x: Tensor, norm: InputNorm | None) -> tuple[NormOperand, dict[s
     """The operand, and a kernel's constants; `total` is the sum of x [T, N] and the residual."""
     if norm is None:
         return NormOperand(x, x, x, 0.0), {"NORM": "none", "PIECE": 1}
-    piece = min(_PIECE, triton.next_power_of_2(x.shape[1]))
+    piece = min(_PIECE, next_power_of_2(x.shape[1]))
     constants: dict[str, Any] = {"PIECE": piece}
     if chained(x.device)["IS_CHAINED"]:
         constants["maxnreg"] = _MOST_REGISTERS

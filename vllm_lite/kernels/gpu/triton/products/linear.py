@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, gated_product
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.reference.linear import PackedHeads, PackedLinear, linear
 
 _SUM_BLOCK = 1024
@@ -89,11 +91,13 @@ def add_parts(out: Tensor, parts: Tensor, bias: Tensor | None, activation: str =
 
     With an activation out is [T, M / 2], and the first half of the sums are gates.
     """
-    add_parts_kernel[(triton.cdiv(out.numel(), _SUM_BLOCK),)](
+    launch(
+        add_parts_kernel,
+        (cdiv(out.numel(), _SUM_BLOCK),),
         out,
         parts,
         out if bias is None else bias,
-        len(parts),
+        parts.shape[0],
         parts[0].numel(),
         parts.shape[2],
         HAS_BIAS=bias is not None,
@@ -147,7 +151,7 @@ def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torc
     num_rows, num_inputs = x.shape
     num_outputs = len(weight)
     out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
-    tiles = triton.cdiv(num_rows, _TILE["BLOCK_M"]) * triton.cdiv(num_outputs, _TILE["BLOCK_N"])
+    tiles = cdiv(num_rows, _TILE["BLOCK_M"]) * cdiv(num_outputs, _TILE["BLOCK_N"])
     fixed_linear_kernel[(tiles,)](
         out,
         x,
@@ -223,7 +227,7 @@ def head_linear(x: Tensor, weights: PackedHeads) -> Tensor:
     copied = size - num_inputs
     out = x.new_empty((num_tokens, num_heads, num_outputs + copied))
     tiles = [
-        triton.cdiv(count, _TILE[name])
+        cdiv(count, _TILE[name])
         for count, name in ((num_tokens, "BLOCK_M"), (num_outputs, "BLOCK_N"))
     ]
     head_linear_kernel[(*tiles, num_heads)](
@@ -236,7 +240,7 @@ def head_linear(x: Tensor, weights: PackedHeads) -> Tensor:
         *x.stride()[:2],
         out.stride(0),
         COPIED=copied,
-        BLOCK_C=triton.next_power_of_2(max(1, copied)),
+        BLOCK_C=next_power_of_2(max(1, copied)),
         BLOCK_K=128 // x.itemsize,
         **_TILE,
     )

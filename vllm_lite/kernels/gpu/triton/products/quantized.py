@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import PackedWeight
+from vllm_lite.kernels.gpu.sizes import cdiv
 from vllm_lite.kernels.gpu.triton.products.grouped_linear import grouped_linear
 from vllm_lite.kernels.gpu.triton.products.packed_values import (
     INPUTS,
@@ -84,8 +85,8 @@ def grouped_lookup(
 def _look_up(weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
     out = weight.codes.new_empty((len(ids), weight.num_inputs), dtype=dtype)
     kind = kind_of(weight)
-    steps = triton.cdiv(weight.num_inputs, kind.halves * INPUTS)
-    lookup_grouped_kernel[(steps, triton.cdiv(len(ids), _ROWS))](
+    steps = cdiv(weight.num_inputs, kind.halves * INPUTS)
+    lookup_grouped_kernel[(steps, cdiv(len(ids), _ROWS))](
         out,
         ids,
         planes_of(weight),

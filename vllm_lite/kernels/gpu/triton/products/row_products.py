@@ -143,7 +143,7 @@ def plain_linear(
     out_dtype: torch.dtype,
     activation: str = "",
 ) -> Tensor:
-    if takes(weight, len(x)):
+    if takes(weight, x.shape[0]):
         return _of_few(x, weight, bias, out_dtype, activation)[0]
     product = _torch_product(x, weight, bias, out_dtype)
     return act_and_mul(product, activation) if activation else product
@@ -158,7 +158,7 @@ def normed_plain_linear(
     activation: str = "",
 ) -> tuple[Tensor, Tensor]:
     is_dense = norm.residual is None or norm.residual.is_contiguous()
-    if is_dense and takes(weight, len(x)):
+    if is_dense and takes(weight, x.shape[0]):
         return _of_few(x, weight, bias, out_dtype, activation, norm)
     normed, total = norm.apply(x, rms_norm, fused_add_rms_norm)
     return plain_linear(normed, weight, bias, out_dtype, activation), total
@@ -176,8 +176,8 @@ def _of_few(
     product = multiply(
         row_products_kernel,
         x,
-        (len(weight), weight.shape[1]),
-        CutLimits(_WARPS, 16, (2, 1), (8 if len(x) == 1 else 4, 2 if activation else 1)),
+        (weight.shape[0], weight.shape[1]),
+        CutLimits(_WARPS, 16, (2, 1), (8 if x.shape[0] == 1 else 4, 2 if activation else 1)),
         (weight, weight.stride(0), normalising),
         bias,
         out_dtype,

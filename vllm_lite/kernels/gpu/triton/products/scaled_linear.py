@@ -12,7 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.products.linear import add_parts, new_parts, tile_of
 from vllm_lite.kernels.gpu.triton.quantize import E4M3, INT8, as_stored, decode, format_of
 from vllm_lite.kernels.reference.scaled_linear import outputs_per_scale
@@ -121,21 +123,23 @@ def scaled_linear(
     out_dtype: torch.dtype,
 ) -> Tensor:
     num_rows, num_inputs = x.shape
-    num_outputs, num_groups = len(weight), weight_scales.shape[1]
+    num_outputs, num_groups = weight.shape[0], weight_scales.shape[1]
     kind = "int8" if x.dtype is torch.int8 else "fp8"
     group = num_inputs // num_groups if num_groups > 1 else 0
     tile = tuning.product_tile(f"{kind}_blocks" if group else kind, num_rows, x.device)
-    launch = tile.launch()
+    tiling = tile.launch()
     if group:  # a step is within a group
-        launch["BLOCK_K"] = min(group, tile.block_k)
-    tiles = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(num_outputs, tile.block_n)
+        tiling["BLOCK_K"] = min(group, tile.block_k)
+    tiles = cdiv(num_rows, tile.block_m) * cdiv(num_outputs, tile.block_n)
     processors = tuning.processor_count(x.device)
     parts = tuning.num_splits(
-        tiles, tile.num_warps, num_rows, num_inputs, launch["BLOCK_K"], processors
+        tiles, tile.num_warps, num_rows, num_inputs, tiling["BLOCK_K"], processors
     )
     out = x.new_empty((num_rows, num_outputs), dtype=out_dtype)
     to = new_parts(out, parts)
-    scaled_linear_kernel[(tiles, parts)](
+    launch(
+        scaled_linear_kernel,
+        (tiles, parts),
         to,
         as_stored(x),
         x_scales,
@@ -147,7 +151,7 @@ def scaled_linear(
         num_inputs,
         x.stride(0),
         weight.stride(0),
-        x_scales.stride(0) if len(x_scales) > 1 else 0,
+        x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
         num_groups,
         outputs_per_scale(num_outputs, weight_scales),
         parts,
@@ -155,7 +159,7 @@ def scaled_linear(
         FORMAT=format_of(x.dtype),
         IS_NATIVE=tuning.has_float8(x.device),
         HAS_BIAS=bias is not None and parts == 1,
-        **launch,
+        **tiling,
         **chained(x.device),
     )
     if parts > 1:

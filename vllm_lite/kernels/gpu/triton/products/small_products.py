@@ -155,7 +155,7 @@ def small_product(
     """
     bits = weight.bits
     # Inputs are converted once for a span.
-    spans = (4, 2 if activation or len(x) > 2 else 1)
+    spans = (4, 2 if activation or x.shape[0] > 2 else 1)
     return multiply(
         small_products_kernel,
         x,
