@@ -117,27 +117,26 @@ void multiply(const Linear& p, const ExpertWeight* weights, std::span<const Bloc
 // As `multiply`, by weights that take rows in a form of their own: Form makes a block's rows, after
 // `before`, if any, has made x, and multiplies them.
 template <class Form>
-void multiply_formed(const Linear& p, const ExpertWeight* weights, std::span<const Block> blocks,
-                     const RowOperation* before) {
+void multiply_formed(const Linear& p, const ExpertWeight* weights, const RowRounding& rounding,
+                     std::span<const Block> blocks, const RowOperation* before) {
   const int64_t num_blocks = static_cast<int64_t>(blocks.size()), rows = rows_of_block(blocks);
-  const Form form(p, weights, count_rows(blocks));
+  const Form form(p, weights, rounding, count_rows(blocks));
   const int64_t work = p.num_inputs + (before == nullptr ? 0 : work_of_row(*before));
   parallel_rows(num_blocks, work * rows, [&](int64_t begin, int64_t end) {
     for (const Block& block : blocks.subspan(begin, end - begin)) {
       if (before != nullptr) run_rows(*before, block.begin, block.end);
       const char* x = static_cast<const char*>(p.x) + block.begin * p.x_stride * bytes_of(p.dtype);
-      form.make_rows(weights[block.expert], x, block.begin - blocks.front().begin,
-                     block.end - block.begin);
+      form.make_rows(block.expert, x, block.begin - blocks.front().begin, block.end - block.begin);
     }
   });
   int64_t num_panels = 0;
   for (const Block& block : blocks) {
-    num_panels = std::max(num_panels, form.panels(weights[block.expert]));
+    num_panels = std::max(num_panels, form.panels(block.expert));
   }
   const int64_t out_bytes = p.out_stride * bytes_of(p.out_dtype);
   each_range(blocks, num_panels, panels_of_range(rows, p.num_inputs),
              [&](const Block& block, int64_t panel, int64_t last) {
-               form.multiply(weights[block.expert], block.begin - blocks.front().begin,
+               form.multiply(block.expert, block.begin - blocks.front().begin,
                              block.end - block.begin,
                              static_cast<char*>(p.out) + block.begin * out_bytes, panel, last);
              });
@@ -145,28 +144,32 @@ void multiply_formed(const Linear& p, const ExpertWeight* weights, std::span<con
 
 struct QuantizedForm {
   const Linear& p;
+  const ExpertWeight* weights;
   int64_t groups_of_row;
   QuantizedGroup* groups;  // a block's rows side by side
 
-  QuantizedForm(const Linear& linear, const ExpertWeight*, int64_t num_rows)
+  QuantizedForm(const Linear& linear, const ExpertWeight* of_experts, const RowRounding&,
+                int64_t num_rows)
       : p(linear),
+        weights(of_experts),
         groups_of_row(linear.num_inputs / kQuantizedGroup),
         groups(group_buffer(num_rows * groups_of_row)) {}
 
-  static const QuantizedPart* parts(const ExpertWeight& weight) {
-    return static_cast<const QuantizedPart*>(weight.data);
+  const QuantizedPart* parts(int64_t expert) const {
+    return static_cast<const QuantizedPart*>(weights[expert].data);
   }
-  int64_t panels(const ExpertWeight& weight) const {
-    return count_panels(parts(weight), weight.num_parts);
+  int64_t panels(int64_t expert) const {
+    return count_panels(parts(expert), weights[expert].num_parts);
   }
-  void make_rows(const ExpertWeight&, const void* x, int64_t first, int64_t count) const {
+  void make_rows(int64_t, const void* x, int64_t first, int64_t count) const {
     kernels().quantize_rows(
         {p.dtype, x, p.x_stride, groups + first * groups_of_row, count, p.num_inputs}, 0, count);
   }
-  void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
+  void multiply(int64_t expert, int64_t first, int64_t count, void* out, int64_t begin,
                 int64_t end) const {
-    kernels().quantized_product({groups + first * groups_of_row, count, p.num_inputs, parts(weight),
-                                 weight.num_parts, weight.bias, p.out_dtype, out, p.out_stride},
+    kernels().quantized_product({groups + first * groups_of_row, count, p.num_inputs, parts(expert),
+                                 weights[expert].num_parts, weights[expert].bias, p.out_dtype, out,
+                                 p.out_stride},
                                 begin, end);
   }
 };
@@ -174,40 +177,50 @@ struct QuantizedForm {
 // Groups of all experts have one size, and parts of one read the same rows.
 struct GroupedForm {
   const Linear& p;
+  const ExpertWeight* weights;
+  const RowRounding& of_all;
   int64_t floats_of_row;
   float* rows;
 
-  GroupedForm(const Linear& linear, const ExpertWeight* weights, int64_t num_rows)
+  GroupedForm(const Linear& linear, const ExpertWeight* of_experts, const RowRounding& rounding,
+              int64_t num_rows)
       : p(linear),
-        floats_of_row(wide_row_floats(of(*weights))),
+        weights(of_experts),
+        of_all(rounding),
+        floats_of_row(wide_row_floats(parts(0).front())),
         rows(row_buffer(num_rows * floats_of_row)) {}
 
-  static const GroupedWeight& of(const ExpertWeight& weight) {
-    return *static_cast<const GroupedWeight*>(weight.data);
+  std::span<const GroupedWeight> parts(int64_t expert) const {
+    return {static_cast<const GroupedWeight*>(weights[expert].data),
+            static_cast<size_t>(weights[expert].num_parts)};
   }
-  static std::span<const GroupedWeight> parts(const ExpertWeight& weight) {
-    return {&of(weight), static_cast<size_t>(weight.num_parts)};
+  RowRounding rounding(int64_t expert) const {
+    RowRounding own = of_all;
+    if (own.scale != nullptr) own.scale += expert;
+    if (own.zero != nullptr) own.zero += expert;
+    return own;
   }
-  int64_t panels(const ExpertWeight& weight) const {
+  int64_t panels(int64_t expert) const {
     int64_t count = 0;
-    for (const GroupedWeight& part : parts(weight)) count += ceil_divide(part.num_outputs, kPanel);
+    for (const GroupedWeight& part : parts(expert)) count += ceil_divide(part.num_outputs, kPanel);
     return count;
   }
   float* row(int64_t first) const { return rows + first * floats_of_row; }
-  void make_rows(const ExpertWeight& weight, const void* x, int64_t first, int64_t count) const {
-    kernels().widen_rows({p.dtype, x, p.x_stride, &of(weight), row(first), {}}, 0, count);
+  void make_rows(int64_t expert, const void* x, int64_t first, int64_t count) const {
+    const GroupedWeight& weight = parts(expert).front();
+    kernels().widen_rows({p.dtype, x, p.x_stride, &weight, row(first), rounding(expert)}, 0, count);
   }
-  void multiply(const ExpertWeight& weight, int64_t first, int64_t count, void* out, int64_t begin,
+  void multiply(int64_t expert, int64_t first, int64_t count, void* out, int64_t begin,
                 int64_t end) const {
-    const float* bias = weight.bias;
+    const bool are_brief = of_all.group_size > 0 || p.dtype == DType::kBFloat16;
+    const float* bias = weights[expert].bias;
     char* columns = static_cast<char*>(out);
-    for (const GroupedWeight& part : parts(weight)) {
+    for (const GroupedWeight& part : parts(expert)) {
       const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
       if (begin < num_panels && end > 0) {
-        kernels().grouped_product(
-            {row(first), p.dtype == DType::kBFloat16, {}, count, &part, bias,
-             p.out_dtype, columns, p.out_stride},
-            std::max<int64_t>(begin, 0), std::min(end, num_panels));
+        kernels().grouped_product({row(first), are_brief, rounding(expert), count, &part, bias,
+                                   p.out_dtype, columns, p.out_stride},
+                                  std::max<int64_t>(begin, 0), std::min(end, num_panels));
       }
       begin -= num_panels;
       end -= num_panels;
@@ -249,8 +262,12 @@ void experts(const Experts& p, int64_t num_tokens) {
   if (!is_plain) {
     const auto formed = p.storage == ExpertStorage::kQuantized ? multiply_formed<QuantizedForm>
                                                                : multiply_formed<GroupedForm>;
-    each_batch(blocks, most, [&](auto batch) { formed(first, p.gate_up, batch, nullptr); });
-    each_batch(blocks, most, [&](auto batch) { formed(second, p.down, batch, &activation); });
+    each_batch(blocks, most, [&](auto batch) {
+      formed(first, p.gate_up, p.x_rounding, batch, nullptr);
+    });
+    each_batch(blocks, most, [&](auto batch) {
+      formed(second, p.down, p.hidden_rounding, batch, &activation);
+    });
   } else {
     multiply(first, p.gate_up, blocks, is_gated);
     if (!is_gated) run(activation, count_rows(blocks));

@@ -31,6 +31,9 @@ struct Experts {
   const float* weights;         // [T, K], dense
   const ExpertWeight* gate_up;  // [E], each [2 I, N], or [I, N] without gates
   const ExpertWeight* down;     // [E], each [N, I]
+  // Of what grouped weights read: `scale` and `zero`, where given, are [E].
+  RowRounding x_rounding;
+  RowRounding hidden_rounding;
   // Scratch memory.
   int32_t* places;  // [T, K]
   void* rows;       // [T K, N] float32

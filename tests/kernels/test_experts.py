@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
 from vllm_lite.kernels.reference.experts import ExpertForm, ExpertStack, Routing
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.quantization.ggml_blocks import to_q4_1, to_q8_0
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -30,6 +33,33 @@ CASES = [
     (2, 200, 8, 33, 32),
     (0, 4, 2, 32, 32),
 ]
+
+
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+# By an expert's own scale [1].
+ROUNDINGS: dict[str, Callable[[Tensor], ActivationRounding]] = {
+    "int8": lambda _: ActivationRounding(INT8),
+    "int8 static": lambda scale: ActivationRounding(INT8, scale=scale),
+    "int8 shifted": lambda _: ActivationRounding(INT8, is_shifted=True),
+    "int8 shifted static": lambda scale: ActivationRounding(
+        INT8, scale=scale, is_shifted=True, zero=(scale * 500 - 60).round()
+    ),
+    "fp8 static": lambda scale: ActivationRounding(FP8, scale=scale),
+    "e5m2": lambda _: ActivationRounding(torch.float8_e5m2),
+    "fp8 groups of 128": lambda _: ActivationRounding(FP8, 128),
+    "fp8 groups of 128 by powers": lambda _: ActivationRounding(FP8, 128, scales="ue8m0"),
+    # By torch.
+    "fp8 groups of 48": lambda _: ActivationRounding(FP8, 48),
+    "fp8 bounded": lambda _: ActivationRounding(FP8, largest=0.5),
+    "mxfp4": lambda _: ActivationRounding(FP8, 32, values=FP4, scales="e8m0"),
+    "nvfp4": lambda scale: ActivationRounding(FP8, 16, scale / 20, FP4, scales="float8_e4m3fn"),
+}
+
+
+def roundings(name: str, experts: int) -> list[ActivationRounding]:
+    """Those of experts, each with a scale of its own."""
+    return [ROUNDINGS[name](torch.tensor([0.02 + 0.01 * expert])) for expert in range(experts)]
 
 
 def make(case: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Any, Any]:
@@ -141,7 +171,7 @@ def test_experts_mlp(dtype: torch.dtype, form: ExpertForm, has_bias: bool, has_g
 
 @pytest.mark.usefixtures("isa", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", ["plain", "Q8_0", "Q4_1", "groups"])
+@pytest.mark.parametrize("storage", ["plain", "Q8_0", "Q4_1", "groups", *ROUNDINGS])
 def test_a_token_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype, storage: str) -> None:
     for case in [(430, 3, 2, 64, 64), (40, 30, 5, 64, 96), (33, 8, 8, 32, 32)]:
         x, ids, weights, *stacks = make(case, dtype)
@@ -161,6 +191,9 @@ def test_a_token_alone_gives_the_same_bits_as_in_a_batch(dtype: torch.dtype, sto
 
 
 def quantized(stack: Tensor, storage: str, biases: list[Tensor] | None = None) -> Any:
+    if storage in ROUNDINGS:
+        weights = [cpu.pack_grouped(in_bytes(weight)) for weight in stack]
+        return cpu.pack_experts(weights, biases, roundings(storage, len(stack)))
     if storage == "groups":
         return cpu.pack_experts([cpu.pack_grouped(grouped(weight)) for weight in stack], biases)
     if storage == "books":  # of two parts, which end within a panel
@@ -177,6 +210,12 @@ def books(outputs: int, inputs: int) -> CodebookWeight:
     return replace(weight, scales=weight.scales / inputs**0.5)
 
 
+def in_bytes(weight: Tensor) -> GroupedWeight:
+    """Eight bits with a scale for each output."""
+    scales = weight.float().abs().amax(1, keepdim=True) / 127
+    return make_grouped((weight / scales + 128).round().to(torch.uint8), scales, 8, 128)
+
+
 def grouped(weight: Tensor) -> GroupedWeight:
     """Four bits in groups of 32, with zero points and inputs in another order."""
     groups = weight.float().view(len(weight), -1, 32)
@@ -189,7 +228,7 @@ def grouped(weight: Tensor) -> GroupedWeight:
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "groups", "books"])
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_1", "groups", "books", *ROUNDINGS])
 def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage: str) -> None:
     x, ids, weights, *stacks = make((21, 6, 3, 64, 96), dtype)
     biases = [torch.randn(stack.shape[:2]) for stack in stacks]
@@ -199,24 +238,65 @@ def test_quantised_experts_equal_their_linear_layers(dtype: torch.dtype, storage
     actual = cpu.experts_mlp(x, ids, weights, gate_up, down, ExpertForm(act="gelu"))
     expected = torch.zeros(x.shape)
 
-    def linear(
-        x: Tensor, weight: Any, bias: Tensor, out_dtype: torch.dtype | None = None
-    ) -> Tensor:
+    own = roundings(storage, 6) if storage in ROUNDINGS else [None] * 6
+
+    def linear(x: Tensor, layer: int, expert: int, dtype: torch.dtype | None = None) -> Tensor:
+        weight, bias = (gate_up, down)[layer].weights[expert], biases[layer][expert]
         if not isinstance(weight, tuple):
-            return cpu.quantized_linear(x, weight, bias, out_dtype)
+            return cpu.quantized_linear(x, weight, bias, dtype)
         parts = bias.split([part.num_outputs for part in weight])
-        made = zip(weight, parts, strict=True)
-        return torch.cat([cpu.grouped_linear(x, *part, out_dtype) for part in made], 1)
+        linear = partial(cpu.grouped_linear, x, out_dtype=dtype, rounding=own[expert])
+        return torch.cat([linear(*part) for part in zip(weight, parts, strict=True)], 1)
 
     for token, experts in enumerate(ids.tolist()):
         for choice, expert in enumerate(experts):
-            hidden = linear(x[token : token + 1], gate_up.weights[expert], biases[0][expert])
-            hidden = cpu.act_and_mul(hidden, "gelu")
-            made = linear(hidden, down.weights[expert], biases[1][expert], torch.float32)
+            hidden = cpu.act_and_mul(linear(x[token : token + 1], 0, expert), "gelu")
+            made = linear(hidden, 1, expert, torch.float32)
             expected[token] += made[0] * weights[token, choice]
     # The same products, bit by bit; sums may be rounded once less.
     tolerance = 1e-6 if dtype is torch.float32 else 8e-3
     torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("is_ordered", [True, False])
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_rounded_experts_equal_the_reference(name: str, is_ordered: bool) -> None:
+    """Of few numbers: one of the hidden rows between two codes may become either."""
+    as_groups = in_bytes if is_ordered else grouped
+    for case, form, has_gates, first in (
+        ((1, 3, 2, 160, 32), ExpertForm(), True, 0),
+        ((3, 4, 3, 32, 160), ExpertForm(act="gelu_quick", limit=0.5, shift=1.0), True, 0),
+        ((4, 3, 1, 96, 64), ExpertForm(scales_inputs=True), False, 1),
+        ((0, 4, 2, 32, 32), ExpertForm(), True, 0),
+    ):
+        x, ids, weights, *stacks = make(case, torch.float32)
+        if not has_gates:
+            stacks[0] = stacks[0][:, : case[-1]].contiguous()
+        layers = []
+        for stack in stacks:
+            held = [as_groups(weight) for weight in stack]
+            layers.append((held, list(torch.randn(stack.shape[:2])), roundings(name, len(stack))))
+        actual, expected = (
+            ops.experts_mlp(
+                *(x, ids, weights),
+                *(ops.pack_experts(list(map(ops.pack_grouped, held)), *by) for held, *by in layers),
+                *(form, first),
+            )
+            for ops in (cpu, reference)
+        )
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_roundings_unlike_each_other_are_refused() -> None:
+    weights = [cpu.pack_grouped(in_bytes(torch.randn(32, 32))) for _ in range(2)]
+    for first, second in (("int8", "int8 static"), ("mxfp4", "fp8 groups of 48")):
+        unlike = [roundings(name, 1)[0] for name in (first, second)]
+        with pytest.raises(ValueError, match="round what they read alike"):
+            cpu.pack_experts(weights, None, unlike)
+    plain = [cpu.pack_linear(torch.randn(32, 32))]
+    with pytest.raises(ValueError, match="only what grouped weights read"):
+        cpu.pack_experts(plain, None, roundings("int8", 1))
 
 
 @pytest.mark.usefixtures("isa")

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.test_codebooks import random_weight
+from tests.kernels.test_experts import roundings
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu.triton import ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, make_grouped
@@ -147,6 +148,30 @@ def test_experts_of_packed_weights(makes: tuple[Make, ...], has_bias: bool) -> N
         theirs = [reference_experts.pack_experts(*layer) for layer in layers]
         got = ops.experts_mlp(x, ids, weights, *ours)
         want = reference_experts.experts_mlp(x, ids, weights, *theirs)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["int8", "int8 shifted static", "fp8 groups of 48", "nvfp4"])
+def test_rounded_experts(name: str) -> None:
+    for (tokens, experts, choices), form, first in (
+        ((3, 4, 2), ExpertForm(act="gelu"), 1),
+        ((2, 3, 2), ExpertForm(scales_inputs=True), 0),
+    ):
+        x = torch.randn(tokens, 96)
+        weights, ids = reference_experts.route_topk(
+            torch.randn(tokens, experts), Routing(top_k=choices)
+        )
+        held = experts - first
+        layers = [
+            ([integers(*sizes, is_ordered=False) for _ in range(held)], None, roundings(name, held))
+            for sizes in ((64, 96), (96, 32))
+        ]
+        got, want = (
+            each.experts_mlp(
+                x, ids, weights, *(each.pack_experts(*by) for by in layers), form, first
+            )
+            for each in (ops, reference_experts)
+        )
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3 * float(want.abs().max()))
 
 

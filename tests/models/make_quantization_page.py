@@ -47,9 +47,8 @@ Weights are stored in one of five forms, and GEMMs read them in that form:
 {forms}
 
 Activations are quantised if the format says so: per token, per group, or with the checkpoint's
-static scale. There is one exception. The experts of a mixture read their activations unquantised,
-even if the format quantises them (W8A8, fp8): the weights are dequantised inside the GEMM, which is
-closer to the original model. (Experts that a CPU runs as GGUF types follow the table.)
+static scale. So are those of a mixture's experts, each by the scales of its own layers; on a GPU
+they are then multiplied in `--dtype`, by weights that are dequantised inside the GEMM.
 `--quantization dequantize` expands all weights to `--dtype` instead.
 
 Embeddings and output heads keep their stored format. Layers that are fused here (q, k and v; gate

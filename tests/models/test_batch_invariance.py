@@ -173,6 +173,11 @@ FORMS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "moe_intermediate_size": 64},
         {"dtype": "float32", "quantization": "int8"},
     ),
+    "experts of rounded inputs": (
+        "qwen3_moe",
+        {**SMALL, "moe_intermediate_size": 40},
+        {"dtype": "bfloat16", "quantization": "int8_per_channel"},
+    ),
     "gguf": ("llama", SIZES, {"dtype": "bfloat16", "quantization": "gguf"}),
 }
 

@@ -342,7 +342,6 @@ def test_groups_of_rtn_divide_the_inputs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*CODES, "q4_k", "int8", "experts_int8"])
 def test_experts_are_rounded_to_every_form(name: str, tmp_path: Path) -> None:
-    """Only their weights: inputs stay as they are."""
     path = save(make_model("qwen3_moe", **MIXTURE), tmp_path)
     exact, model = load(path), load(path, quantization=name)
     x, weights = torch.randn(6, MIXTURE["hidden_size"]), torch.rand(6, 2)

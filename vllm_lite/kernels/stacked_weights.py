@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.grouped_weight import GroupedWeight
+from vllm_lite.kernels.reference.rounding import ActivationRounding, join_roundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class QuantizedStack:
     # Which input an expert's column multiplies, [E, N] int64; None: they are in order.
     orders: Tensor | None
     num_experts: int
+    rounding: ActivationRounding | None = None  # by `join_roundings`
 
     @property
     def num_outputs(self) -> int:
@@ -42,7 +44,9 @@ class QuantizedStack:
 
 
 def stack_weights(
-    experts: Sequence[tuple[PackedWeight, ...]], biases: Sequence[Tensor] | None
+    experts: Sequence[tuple[PackedWeight, ...]],
+    biases: Sequence[Tensor] | None,
+    roundings: Sequence[ActivationRounding | None] = (),
 ) -> QuantizedStack:
     """Join the parts of all experts; raises ValueError for those that are unlike each other."""
     parts = []
@@ -57,7 +61,8 @@ def stack_weights(
         )
     orders = [of_expert[0].permutation for of_expert in experts]
     bias = None if biases is None else torch.stack(list(biases))
-    return QuantizedStack(tuple(parts), bias, _stacked_orders(orders, parts[0]), len(experts))
+    ordered = _stacked_orders(orders, parts[0])
+    return QuantizedStack(tuple(parts), bias, ordered, len(experts), join_roundings(roundings))
 
 
 def _stacked_orders(orders: list[Tensor | None], part: PackedWeight) -> Tensor | None:

@@ -100,7 +100,8 @@ def _pack(kernels: Sequence[LinearKernel]) -> Any:
     if not all(weights):
         raise ValueError("experts of no storage that is packed")
     packed = [parts[0] if len(parts) == 1 else parts for parts in weights]
-    return ops().pack_experts(packed, _biases(kernels))
+    roundings = [getattr(_parts(kernel)[0], "rounding", None) for kernel in kernels]
+    return ops().pack_experts(packed, _biases(kernels), roundings)
 
 
 def _unpackable(gate_up: Sequence[LinearKernel], down: Sequence[LinearKernel]) -> CheckpointError:
@@ -130,8 +131,9 @@ def _scheme(kernel: LinearKernel) -> str:
 def _weights(kernel: LinearKernel) -> tuple[Any, ...]:
     """The weights of a kernel's parts as `pack_experts` takes them; none: it cannot."""
     parts = _parts(kernel)
-    if all(isinstance(part, GroupedKernel) and part.rounding is None for part in parts):
-        return tuple(part.weight for part in parts)
+    if all(isinstance(part, GroupedKernel) for part in parts):
+        is_rounded = any(part.rounding is not None for part in parts)
+        return () if is_rounded and len(parts) > 1 else tuple(part.weight for part in parts)
     if len(parts) > 1 or not isinstance(kernel, PackedKernel | QuantizedKernel):
         return ()
     weight: object = kernel.weight

@@ -13,10 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from vllm_lite.config.quantized.schemes import StoredCodes
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
-from vllm_lite.quantization.grouped import GroupedKernel, GroupedLinearMethod, read_weight
+from vllm_lite.kernels.reference.rounding import ActivationRounding
+from vllm_lite.quantization.grouped import (
+    GroupedKernel,
+    GroupedLinearMethod,
+    PackedLayout,
+    read_weight,
+)
 from vllm_lite.quantization.method import LinearKernel, StoredTensor
+from vllm_lite.quantization.stored_codes import rounding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,7 @@ class UnpackedKernel:
 
     weight: GroupedWeight
     bias: Tensor | None
+    rounding: ActivationRounding | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, expand(self.weight).to(x.dtype), self.bias)
@@ -33,13 +42,22 @@ class UnpackedKernel:
 class UnpackedMethod(GroupedLinearMethod):
     """Leaves the packing of a layer's weight to the mixture of its expert."""
 
+    def __init__(
+        self, layout: PackedLayout, dtype: torch.dtype, form: StoredCodes | None = None
+    ) -> None:
+        """`form` says how inputs are rounded; None: they are not."""
+        super().__init__(layout, dtype)
+        self._form = form
+
     def process_weights_after_loading(
         self,
         weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        return UnpackedKernel(read_weight(self._layout, weights), bias)
+        weight = read_weight(self._layout, weights)
+        rounding = None if self._form is None else rounding_of(self._form, weights, weight)
+        return UnpackedKernel(weight, bias, rounding)
 
 
 def widened(
@@ -78,4 +96,4 @@ def _with_outputs(kernel: UnpackedKernel, runs: int, count: int) -> LinearKernel
         num_outputs=weight.num_outputs + runs * count,
     )
     bias = None if kernel.bias is None else longer(kernel.bias.float(), 0)
-    return GroupedKernel(ops().pack_grouped(whole), bias, None, ops())
+    return GroupedKernel(ops().pack_grouped(whole), bias, None, ops(), kernel.rounding)

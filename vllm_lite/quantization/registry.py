@@ -1,8 +1,6 @@
 """Maps --quantization and a checkpoint's format to LinearMethods.
 
-A checkpoint may leave some layers unquantised, as its settings and its tensors tell. The inputs of
-a mixture's experts are never rounded, whatever it says of them: their operation takes rows as they
-are, which is more exact than the format asks for.
+A checkpoint may leave some layers unquantised, as its settings and its tensors tell.
 """
 
 from __future__ import annotations
@@ -136,9 +134,9 @@ class LinearMethods:
 
 
 def _method_in_flight(name: str, is_expert: bool, dtype: torch.dtype) -> LinearMethod:
-    """The method for layers that are rounded by `name`; inputs of experts stay as they are."""
+    """The method for layers that are rounded by `name`."""
     if is_expert and name in CODES:
-        return RoundedLinearMethod(name, replace(CODES[name], rounding=None), dtype)
+        return RoundedLinearMethod(name, CODES[name], dtype)
     if is_expert and name in BLOCKS:
         return OnlineLinearMethod(name, dtype)
     return get_linear_method(name, dtype)
@@ -216,19 +214,16 @@ def get_experts_method(quantization: str | None, dtype: torch.dtype, form: Form)
     """The same for a layer of experts, which have to be multiplied alike, whatever they hold."""
     if isinstance(form, StoredCodes):
         # They have no seam for factors of inputs: such tensors have no place.
-        form = replace(form, rounding=None, input_factor="")
-    if isinstance(form, Rounded):
-        form = Rounded(replace(form.codes, rounding=None))
+        form = replace(form, input_factor="")
     size = group_size_of(form)
     is_padded = size is not None and size >= LEAST_GROUP and size % GROUP_MULTIPLE > 0
     if is_padded and quantization != "dequantize":
         if isinstance(form, StoredCodes):
-            return UnpackedMethod(CodesLayout(form), dtype)
+            return UnpackedMethod(CodesLayout(form), dtype, form)
         if isinstance(form, PackedIntegers):
             return UnpackedMethod(IntegerLayout(form), dtype)
     method = get_linear_method(quantization, dtype, form)
-    # Scales decide what fits GGUF's types, and experts have unlike ones.
-    return method.for_vocabulary() if isinstance(form, StoredCodes) else method
+    return method.for_experts() if isinstance(method, StoredCodesMethod) else method
 
 
 @cache

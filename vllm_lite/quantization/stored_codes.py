@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import Rounding, StoredCodes
 from vllm_lite.kernels.dispatch import gpu_only_ops
-from vllm_lite.kernels.grouped_weight import expand
+from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.quantization.grouped import (
@@ -63,6 +63,15 @@ class StoredCodesMethod(UnquantizedLinearMethod):
     def for_vocabulary(self) -> LinearMethod:
         return StoredCodesMethod(self._form, self._dtype, self._keeps_codes, is_exact=True)
 
+    def for_experts(self) -> LinearMethod:
+        """The method of a mixture's experts, whose operation takes grouped weights alone.
+
+        Scales decide what fits GGUF's types, and experts have unlike ones.
+        """
+        method = StoredCodesMethod(self._form, self._dtype, self._keeps_codes, is_exact=True)
+        method._ops = None
+        return method
+
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         return make_table(read_weight(self._layout, weights), self._dtype, self._keeps_codes)
 
@@ -73,17 +82,11 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
         kernel = self._kernel(weights, bias, out_dtype)
-        rounding = self._form.rounding
-        if not self._keeps_codes:
+        factors = _factors(self._form, weights)
+        if not self._keeps_codes or factors is None:
             return kernel
         stored = getattr(kernel, "stored", ())
-        factors = _factors(self._form, weights)
-        if factors is not None:
-            return StoringKernel(lambda x: kernel((x * factors).to(x.dtype)), stored)
-        largest = 0.0 if rounding is None else rounding.largest
-        if not largest:
-            return kernel
-        return StoringKernel(lambda x: kernel(x.clamp(-largest, largest)), stored)
+        return StoringKernel(lambda x: kernel((x * factors).to(x.dtype)), stored)
 
     def _kernel(
         self,
@@ -92,7 +95,7 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         out_dtype: torch.dtype | None,
     ) -> LinearKernel:
         form = self._form
-        input_scale, input_zero = _input_scale(form, weights)
+        input_scale, _ = _input_scale(form, weights)
         codes = weights[form.weight].on_device(weights[form.weight].data)
         if self._keeps_codes and self._ops is not None and _is_scaled(form, codes):
             scales = weights[form.scale].on_device(weights[form.scale].data)
@@ -100,18 +103,14 @@ class StoredCodesMethod(UnquantizedLinearMethod):
             group = SCALE_BLOCK if form.block[1] and scales.shape[1] > 1 else 0
             has_powers = form.rounding is not None and form.rounding.scale == "ue8m0"
             by = (codes, scales, bias, out_dtype, self._ops, input_scale, group)
-            return ScaledKernel(*by, has_powers=has_powers)
+            return _bounded(ScaledKernel(*by, has_powers=has_powers), form.rounding)
         weight = read_weight(self._layout, weights)
         if not self._keeps_codes:
             values, factors = expand(weight), _factors(form, weights)
             values = values if factors is None else values * factors
             return plain_kernel(values.to(self._dtype), bias, out_dtype)
-        rounding = None
-        if form.rounding is not None:
-            rounding = activation_rounding(
-                *(form.rounding, codes.device, weight.num_inputs, input_scale, input_zero)
-            )
         is_exact = self._is_exact or is_fast_in_groups(self._dtype)
+        rounding = rounding_of(form, weights, weight)
         return grouped_kernel(weight, bias, out_dtype, rounding, is_exact)
 
 
@@ -131,6 +130,14 @@ def _is_scaled(form: StoredCodes, codes: Tensor) -> bool:
     # The operation's groups are whole.
     is_whole = form.block == (SCALE_BLOCK, SCALE_BLOCK) and codes.shape[1] % SCALE_BLOCK == 0
     return is_whole and rounding.scope == "group" and rounding.group_size == SCALE_BLOCK
+
+
+def _bounded(kernel: ScaledKernel, rounding: Rounding | None) -> LinearKernel:
+    """The kernel, of inputs whose magnitudes beyond the rounding's largest are cut off."""
+    largest = 0.0 if rounding is None else rounding.largest
+    if not largest:
+        return kernel
+    return StoringKernel(lambda x: kernel(x.clamp(-largest, largest)), kernel.stored)
 
 
 def _factors(form: StoredCodes, weights: Mapping[str, StoredTensor]) -> Tensor | None:
@@ -161,6 +168,16 @@ def _input_scale(
     return scale, (-128 - low / scale).round()
 
 
+def rounding_of(
+    form: StoredCodes, weights: Mapping[str, StoredTensor], weight: GroupedWeight
+) -> ActivationRounding | None:
+    """How the inputs of a filled layer are rounded, whose `weight` was read; None: not at all."""
+    if form.rounding is None:
+        return None
+    scales = _input_scale(form, weights)
+    return activation_rounding(form.rounding, weight.codes.device, weight.num_inputs, *scales)
+
+
 def activation_rounding(
     form: Rounding,
     device: torch.device,
@@ -177,6 +194,7 @@ def activation_rounding(
             scales=form.scale,
             is_shifted=not form.is_symmetric,
             zero=input_zero,
+            largest=form.largest,
         )
     count = 2 ** (form.bits - 1)
     if form.number == "int":

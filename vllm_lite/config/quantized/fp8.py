@@ -54,7 +54,10 @@ def read(path: str, values: Json) -> Scheme:
             form = replace(form, rounding=replace(form.rounding or TOKENS, scale=powers))
     patterns: tuple[tuple[re.Pattern[str], Form | None], ...] = left
     if experts == "fp4":
-        patterns += ((_EXPERTS, replace(_FLOAT4, scale=form.scale)),)
+        of_experts = replace(
+            _FLOAT4, scale=form.scale, rounding=form.rounding, input_scale=form.input_scale
+        )
+        patterns += ((_EXPERTS, of_experts),)
     names = {name: form.scale for name in _SCALES if name != form.scale}
     return Scheme(form, {}, patterns, caches, suffixes=names)
 

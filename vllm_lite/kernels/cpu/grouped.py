@@ -6,6 +6,7 @@ Codes are packed in panels of outputs (csrc/cpu/kernels/grouped_codes.h), scales
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -204,27 +205,38 @@ def grouped_linear(
     zero = None if rounding is None else rounding.zero
     check_floats("grouped_linear", "scale", scale, 1)
     check_floats("grouped_linear", "zero", zero, 1)
-    number, group_size, is_shifted, is_power = 0, 0, False, False
-    if rounding is not None and _is_rounded_by_kernel(rounding, weight):
-        number, group_size = _NUMBERS[rounding.number], rounding.group_size or weight.num_inputs
-        is_shifted, is_power = rounding.is_shifted, rounding.scales == "ue8m0"
-    elif rounding is not None:
-        rounded = round_activations(x, rounding)
-        # Small floats times powers of two are numbers of bfloat16 too, whose product is faster.
-        is_brief = x.dtype is torch.bfloat16 and rounding.scales in ("e8m0", "ue8m0")
-        x = rounded.bfloat16() if is_brief else rounded
+    if rounding is not None and not is_rounded_by_kernel(rounding, weight):
+        x, rounding = rounded_rows(x, rounding), None
     out = result_of("grouped_linear", out, (len(x), weight.num_outputs), out_dtype)
     calls.get().grouped_linear(
         *(len(x), dtype_number("grouped_linear", x), x, row_stride("grouped_linear", x)),
         *(weight.fields, bias, DTYPES[out.dtype], out, row_stride("grouped_linear", out)),
-        *(number, group_size, scale, is_shifted, zero, is_power),
+        *rounding_fields(rounding, weight.num_inputs),
     )
     return out
 
 
-def _is_rounded_by_kernel(rounding: ActivationRounding, weight: PackedGrouped) -> bool:
+def rounded_rows(x: Tensor, rounding: ActivationRounding) -> Tensor:
+    """Rows that torch rounds, of a type that the kernels multiply."""
+    rounded = round_activations(x, rounding)
+    # Small floats times powers of two are numbers of bfloat16 too, whose product is faster.
+    is_brief = x.dtype is torch.bfloat16 and rounding.scales in ("e8m0", "ue8m0")
+    return rounded.bfloat16() if is_brief else rounded
+
+
+def rounding_fields(rounding: ActivationRounding | None, num_inputs: int) -> tuple[Any, ...]:
+    """The fields of RowRounding (csrc/cpu/kernel_table.h)."""
+    if rounding is None:
+        return (0, 0, None, False, None, False)
+    by = (_NUMBERS[rounding.number], rounding.group_size or num_inputs, rounding.scale)
+    return (*by, rounding.is_shifted, rounding.zero, rounding.scales == "ue8m0")
+
+
+def is_rounded_by_kernel(rounding: ActivationRounding, weight: PackedGrouped) -> bool:
     """Whether rows of codes times a scale are the product's, by groups of whole segments."""
     if rounding.values is not None or rounding.scales not in ("float32", "ue8m0"):
+        return False
+    if rounding.largest:
         return False
     size = rounding.group_size
     if rounding.is_shifted and (size or (rounding.scale is None) != (rounding.zero is None)):

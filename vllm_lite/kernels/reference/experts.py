@@ -18,6 +18,11 @@ from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight, expa
 from vllm_lite.kernels.grouped_weight import expand
 from vllm_lite.kernels.reference.elementwise import ACTIVATIONS
 from vllm_lite.kernels.reference.linear import PackedLinear
+from vllm_lite.kernels.reference.rounding import (
+    ActivationRounding,
+    join_roundings,
+    round_activations,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class ExpertStack:
 
     weight: Tensor
     bias: Tensor | None = None
+    rounding: ActivationRounding | None = None  # by `join_roundings`
 
     @property
     def num_experts(self) -> int:
@@ -146,13 +152,16 @@ ExpertWeight = PackedLinear | PackedWeight
 def pack_experts(
     weights: Sequence[ExpertWeight | tuple[ExpertWeight, ...]],
     biases: Sequence[Tensor] | None = None,
+    roundings: Sequence[ActivationRounding | None] = (),
 ) -> ExpertStack:
     """Prepare weights [M, N] of E experts, from pack_linear or pack_grouped, for `experts_mlp`.
 
-    One may be a tuple of parts, whose outputs follow each other. Biases are [M] float32.
+    One may be a tuple of parts, whose outputs follow each other. Biases are [M] float32. What an
+    expert's grouped weight reads is rounded by its one of `roundings`.
     """
     bias = None if biases is None else torch.stack(list(biases))
-    return ExpertStack(torch.stack([_values(weight) for weight in weights]), bias)
+    values = torch.stack([_values(weight) for weight in weights])
+    return ExpertStack(values, bias, join_roundings(roundings))
 
 
 def _values(weight: ExpertWeight | tuple[ExpertWeight, ...]) -> Tensor:
@@ -203,8 +212,9 @@ def experts_mlp(
     Expert first_expert + e applies gate_up[e], act(gate) * factor, then down[e]; gate_up
     [E, 2I, N] and down [E, N, I] come from pack_experts. Where gate_up has I outputs, there are no
     gates: the activation is all that lies between. Ids of other experts add nothing. What an expert
-    reads and its hidden row are rounded to x's type; the sum runs in float32, in the order of a
-    token's choices, and is rounded to out_dtype (default: x's type).
+    reads and its hidden row are rounded to x's type, and then by their stack's rounding; the sum
+    runs in float32, in the order of a token's choices, and is rounded to out_dtype (default: x's
+    type).
     """
     total = torch.zeros(x.shape, dtype=torch.float32)
     local = ids - first_expert
@@ -232,5 +242,8 @@ def gated_rows(x: Tensor, form: ExpertForm) -> Tensor:
 
 
 def _product(stack: ExpertStack, expert: int, row: Tensor) -> Tensor:
+    if stack.rounding is not None:
+        rounding = stack.rounding.of_experts(torch.tensor([expert]))
+        row = round_activations(row[None], rounding)[0]
     made = stack.weight[expert].float() @ row.float()
     return made if stack.bias is None else made + stack.bias[expert]

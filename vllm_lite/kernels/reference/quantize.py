@@ -24,11 +24,12 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tuple[T
     type's largest number; values round to nearest even. A group that is not finite becomes NaN.
     """
     largest = torch.tensor(LARGEST[dtype])
-    groups = x.float().reshape(len(x), -1, group_size or x.shape[-1])
+    groups = torch.unflatten(x.float(), 1, (-1, group_size or x.shape[1]))
     highest = groups.abs().amax(-1, keepdim=True)
     usable = (highest > SMALLEST_ROW) & highest.isfinite()
     codes = torch.where(usable, groups * (largest / highest), 0.0)
-    codes = codes.round() if dtype is torch.int8 else codes.clamp(-largest, largest)
+    limit = LARGEST[dtype]
+    codes = codes.round() if dtype is torch.int8 else codes.clamp(-limit, limit)
     return codes.flatten(-2).to(dtype), (highest / largest).squeeze(-1)
 
 
@@ -38,7 +39,7 @@ def quantize_by_powers(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tu
     Each is the least power that keeps the group within the type's range (DeepSeek-V3.1's ue8m0).
     """
     largest = LARGEST[dtype]
-    groups = x.float().reshape(len(x), -1, group_size or x.shape[-1])
+    groups = torch.unflatten(x.float(), 1, (-1, group_size or x.shape[1]))
     highest = groups.abs().amax(-1, keepdim=True)
     usable = (highest > SMALLEST_ROW) & highest.isfinite()
     mantissas, exponents = torch.frexp(highest / largest)

@@ -19,6 +19,7 @@ from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, activation
 from vllm_lite.kernels.gpu.triton.products.linear import tile_of
 from vllm_lite.kernels.gpu.triton.products.quantized_experts import quantized_experts_linear
+from vllm_lite.kernels.gpu.triton.quantize import quantize_rows
 from vllm_lite.kernels.reference.experts import (
     SWIGLU,
     ExpertForm,
@@ -27,6 +28,7 @@ from vllm_lite.kernels.reference.experts import (
     Routing,
     max_tiles,
 )
+from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
 from vllm_lite.kernels.stacked_weights import QuantizedStack, stack_weights
 
 _SORT_BLOCK = 1024
@@ -288,9 +290,10 @@ def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrde
 def pack_experts(
     weights: Sequence[PackedWeight | tuple[PackedWeight, ...]],
     biases: Sequence[Tensor] | None = None,
+    roundings: Sequence[ActivationRounding | None] = (),
 ) -> QuantizedStack:
     parts = [weight if isinstance(weight, tuple) else (weight,) for weight in weights]
-    return stack_weights(parts, biases)
+    return stack_weights(parts, biases, roundings)
 
 
 def experts_mlp(
@@ -303,20 +306,36 @@ def experts_mlp(
     first_expert: int = 0,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As in `reference`; weighted results are rounded to x's type before they are summed."""
+    """As in `reference`; weighted results are rounded to x's type before they are summed.
+
+    So are rows that a stack rounds before they are multiplied: as the weights' values are.
+    """
     num_tokens, top_k = ids.shape
     num_experts = gate_up.num_experts
     kind = "experts" if isinstance(gate_up, ExpertStack) else "int4_groups"
     tile = tuning.product_tile(kind, triton.cdiv(num_tokens * top_k, num_experts), x.device)
-    order = order_by_expert(ids - first_expert, num_experts, tile.block_m)
+    local = ids - first_expert
+    order = order_by_expert(local, num_experts, tile.block_m)
     shares: Tensor | None = weights.contiguous()
+    experts, pairs_per_row = local.flatten(), top_k
     if form.scales_inputs:
-        scaled = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
-        made, shares = _experts_linear(scaled, gate_up, order, tile, 1, None), None
-    else:
-        made = _experts_linear(x, gate_up, order, tile, top_k, None)
-    results = _experts_linear(_hidden(made, down, form), down, order, tile, 1, shares)
+        x, shares = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1), None
+        pairs_per_row = 1
+    elif gate_up.rounding is not None and gate_up.rounding.scale is not None:  # each pair's own
+        x, pairs_per_row = x.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1), 1
+    rows = _rounded(x, gate_up, experts[::pairs_per_row])
+    made = _experts_linear(rows, gate_up, order, tile, pairs_per_row, None)
+    hidden = _rounded(_hidden(made, down, form), down, experts)
+    results = _experts_linear(hidden, down, order, tile, 1, shares)
     return results.view(num_tokens, top_k, -1).sum(1, dtype=out_dtype)
+
+
+def _rounded(x: Tensor, stack: Stack, experts: Tensor) -> Tensor:
+    """Rows that experts [T] read, in x's type; those of other ranks' experts may be anything."""
+    if stack.rounding is None:
+        return x
+    held = experts.clamp(0, stack.num_experts - 1)
+    return round_activations(x, stack.rounding.of_experts(held), quantize_rows).to(x.dtype)
 
 
 def _hidden(made: Tensor, down: Stack, form: ExpertForm) -> Tensor:
