@@ -19,16 +19,20 @@ pytest.importorskip("triton")
 from triton.runtime import interpreter
 
 from tests.checkpoints import write_hf
+from tests.models.checkpoints import make_model, save
+from tests.models.families import FAMILIES
 from tests.models.gpu_ops import selected, triton_ops
-from tests.stand_in_device import StandInDevice
+from tests.stand_in_device import NoWaits, StandInDevice
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.core.kv_plan import plan_kv_cache
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.quantization import unquantized
+from vllm_lite.worker.decode_graphs import DecodeGraphs
 from vllm_lite.worker.drafting.drafters import load_models
 from vllm_lite.worker.gpu_worker import device_runner
 from vllm_lite.worker.graph_sampler import GraphSampler
-from vllm_lite.worker.kv_cache import allocate_kv_cache
+from vllm_lite.worker.graph_shapes import GraphShape
+from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -84,16 +88,23 @@ def on_a_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield names
 
 
+def graphs_of(
+    path: Path, sizes: tuple[int, ...], longer: tuple[GraphShape, ...] = (), **options: Any
+) -> DecodeGraphs:
+    """Of the steps of a checkpoint's model, none captured yet."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "skip_tokenizer_init": True} | options
+    config = EngineArgs(model=str(path), **settings).create_engine_config()
+    models, device = load_models(config, "cpu"), StandInDevice()
+    plan, place = plan_kv_cache(config, models.kv_cache_spec(), 1 << 26), device.torch_device
+    models.bind_kv_cache(allocate_kv_cache(plan, place), allocate_states(plan, place))
+    return device_runner(config, plan, models, device, sizes, longer)[1]
+
+
 def captured(folder: Path, names: list[str], layers: int, **options: Any) -> list[Counter[str]]:
     """The launches of the graphs of decode steps of ROWS."""
     path = write_hf(folder / str(layers), num_hidden_layers=layers, **QWEN3)
-    settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 512, "max_num_seqs": 64}
-    settings |= {"load_format": "dummy", "skip_tokenizer_init": True}
-    config = EngineArgs(model=str(path), **settings, **options).create_engine_config()
-    models, device = load_models(config, "cpu"), StandInDevice()
-    plan = plan_kv_cache(config, models.kv_cache_spec(), 1 << 26)
-    models.bind_kv_cache(allocate_kv_cache(plan, device.torch_device), [])
-    _, graphs = device_runner(config, plan, models, device, ROWS)
+    options |= {"max_model_len": 512, "max_num_seqs": 64, "load_format": "dummy"}
+    graphs = graphs_of(path, ROWS, **options)
     found = []
     for shape in graphs.shapes:
         graphs.capture(shape)
@@ -102,6 +113,18 @@ def captured(folder: Path, names: list[str], layers: int, **options: Any) -> lis
             graphs._graphs[shape].replay()
         found.append(Counter(names))
     return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_step_that_graphs_hold_makes_the_host_wait(tmp_path: Path, family: str) -> None:
+    """It could not be captured; with a token of each request, and with parts of prompts."""
+    path = save(make_model(family), tmp_path)
+    longer = (GraphShape(16, 4, 64),)
+    graphs = graphs_of(path, (4,), longer, device="cpu", max_model_len=64, max_num_seqs=4)
+    for shape in graphs.shapes:
+        graphs.capture(shape)
+        with torch.inference_mode(), NoWaits():
+            graphs._graphs[shape].replay()
 
 
 @pytest.mark.parametrize("weights", LAUNCHES)

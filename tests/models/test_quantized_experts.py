@@ -222,6 +222,19 @@ def test_experts_of_unlike_scales_are_multiplied_alike(tmp_path: Path) -> None:
     torch.testing.assert_close(got, want, atol=0.05 * float(want.abs().max()), rtol=0)
 
 
+def test_experts_that_round_unlike_each_other_are_one_error_that_says_so(tmp_path: Path) -> None:
+    settings, quantise = _format("W8A8 int")
+    (rounded,) = settings["config_groups"].values()
+    other = {"targets": [r"re:.*experts\.1\..*"], "weights": rounded["weights"]}
+    other["format"] = "int-quantized"
+    settings = settings | {"config_groups": {"group_0": other, "group_1": rounded}}
+    packed, _ = write_pair(tmp_path, settings, quantise, "mixtral", **MIXTRAL)
+    with pytest.raises(
+        CheckpointError, match=r"experts\.0 \(int8.*, inputs int8\) and .*experts\.1 \(int8[^,]*\)"
+    ):
+        load(packed)
+
+
 SHARED = {"first_k_dense_replace": 1, "n_shared_experts": 1, "n_routed_experts": 8, "n_group": 2}
 SHARED |= {"topk_group": 1, "q_lora_rank": 128, "kv_lora_rank": 64, "num_hidden_layers": 2}
 SHARED |= {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 128}

@@ -21,11 +21,17 @@ from vllm_lite.layers import states
 from vllm_lite.loader.load import load_model
 from vllm_lite.worker.drafting.drafters import Models
 from vllm_lite.worker.gpu_worker import device_runner
+from vllm_lite.worker.graph_shapes import GraphShape
 from vllm_lite.worker.kv_cache import allocate_kv_cache, allocate_states
 
+LONGER = (GraphShape(8, 3, 64), GraphShape(16, 4, 64))
 
+
+@pytest.mark.parametrize("longer", [(), LONGER], ids=["decode", "longer"])
 @pytest.mark.parametrize("family", ["mamba2", "mamba", "falcon_h1", "lfm2", "qwen3_5"])
-def test_steps_of_a_device_give_the_same_tokens(family: str, tmp_path: Path) -> None:
+def test_steps_of_a_device_give_the_same_tokens(
+    family: str, longer: tuple[GraphShape, ...], tmp_path: Path
+) -> None:
     """Of each kind of state, alone, between layers of attention and beside attention."""
     reference = make_model(family)
     args = EngineArgs(
@@ -42,7 +48,7 @@ def test_steps_of_a_device_give_the_same_tokens(family: str, tmp_path: Path) -> 
     model, device = load_model(config, "cpu"), torch.device("cpu")
     plan = plan_kv_cache(config, model.kv_cache_spec(), 1 << 20)
     model.bind_kv_cache(allocate_kv_cache(plan, device), allocate_states(plan, device))
-    runner, _ = device_runner(config, plan, Models(model), StandInDevice(), (1, 2, 4))
+    runner, _ = device_runner(config, plan, Models(model), StandInDevice(), (1, 2, 4), longer)
     scheduler, greedy = Scheduler(config, plan), Greedy(reference)
     for _ in range(2):  # the second time prefixes are hit
         requests = [

@@ -125,7 +125,12 @@ def _scheme(kernel: LinearKernel) -> str:
         for part in (getattr(each, "weight", None),)
     }
     plain = "plain" if isinstance(kernel, TorchKernel) else "padded groups"
-    return " beside ".join(sorted(found)) or plain
+    inputs = {
+        f", inputs {str(rounding.number).removeprefix('torch.')}"
+        for each in _parts(kernel)
+        if (rounding := getattr(each, "rounding", None)) is not None
+    }
+    return (" beside ".join(sorted(found)) or plain) + "".join(sorted(inputs))
 
 
 def _weights(kernel: LinearKernel) -> tuple[Any, ...]:
