@@ -17,8 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.chained import chained, wait_for_inputs
 from vllm_lite.kernels.gpu.triton.elementwise import gated_product
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.norm import warps_for
 from vllm_lite.kernels.reference.cache import has_row_scales
 from vllm_lite.kernels.reference.quantize import LARGEST
@@ -245,8 +247,10 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tuple[T
     groups = size // group_size
     codes = x.new_empty((num_rows, size), dtype=dtype)
     scales = x.new_empty((num_rows, groups), dtype=torch.float32)
-    block = triton.next_power_of_2(group_size)
-    quantize_rows_kernel[(num_rows, groups)](
+    block = next_power_of_2(group_size)
+    launch(
+        quantize_rows_kernel,
+        (num_rows, groups),
         as_stored(codes),
         scales,
         x,
@@ -266,8 +270,10 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tuple[T
 def quantize_by_scale(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     num_rows, size = x.shape
     codes = x.new_empty((num_rows, size), dtype=dtype)
-    block = min(1024, triton.next_power_of_2(size))
-    quantize_by_scale_kernel[(num_rows, triton.cdiv(size, block))](
+    block = min(1024, next_power_of_2(size))
+    launch(
+        quantize_by_scale_kernel,
+        (num_rows, cdiv(size, block)),
         as_stored(codes),
         x,
         scale,
@@ -300,8 +306,10 @@ def _norm_quantized(
     num_rows, size = x.shape
     codes = x.new_empty((num_rows, size), dtype=dtype)
     scales = x.new_empty((num_rows, 1), dtype=torch.float32)
-    block = triton.next_power_of_2(size)
-    norm_quantize_kernel[(num_rows,)](
+    block = next_power_of_2(size)
+    launch(
+        norm_quantize_kernel,
+        (num_rows,),
         as_stored(codes),
         scales,
         x,
@@ -353,8 +361,10 @@ def act_and_mul_quantized(x: Tensor, name: str, dtype: torch.dtype) -> tuple[Ten
     size = doubled // 2
     codes = x.new_empty((num_rows, size), dtype=dtype)
     scales = x.new_empty((num_rows, 1), dtype=torch.float32)
-    block = triton.next_power_of_2(size)
-    gated_quantize_kernel[(num_rows,)](
+    block = next_power_of_2(size)
+    launch(
+        gated_quantize_kernel,
+        (num_rows,),
         as_stored(codes),
         scales,
         x,

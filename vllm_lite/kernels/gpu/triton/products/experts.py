@@ -16,7 +16,9 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import PackedWeight
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv, next_power_of_2
 from vllm_lite.kernels.gpu.triton.elementwise import act_and_mul, activation
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.products.linear import tile_of
 from vllm_lite.kernels.gpu.triton.products.quantized_experts import quantized_experts_linear
 from vllm_lite.kernels.gpu.triton.quantize import quantize_rows
@@ -238,7 +240,9 @@ def route_topk(
     weights = logits.new_empty((num_rows, routing.top_k), dtype=torch.float32)
     ids = logits.new_empty((num_rows, routing.top_k), dtype=torch.int32)
     has_groups = routing.top_groups < routing.num_groups
-    route_kernel[(num_rows,)](
+    launch(
+        route_kernel,
+        (num_rows,),
         weights,
         ids,
         logits,
@@ -256,10 +260,10 @@ def route_topk(
         IS_RENORMALIZED=routing.is_renormalized,
         HAS_BIAS=bias is not None,
         HAS_FACTORS=factors is not None,
-        GROUPS=triton.next_power_of_2(routing.num_groups) if has_groups else 1,
+        GROUPS=next_power_of_2(routing.num_groups) if has_groups else 1,
         BEST_OF_GROUP=routing.best_of_group,
-        EXPERTS=triton.next_power_of_2(num_experts),
-        CHOICES=triton.next_power_of_2(routing.top_k),
+        EXPERTS=next_power_of_2(num_experts),
+        CHOICES=next_power_of_2(routing.top_k),
         num_warps=1,
     )
     return weights, ids
@@ -271,8 +275,10 @@ def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrde
     tiles = max_tiles(num_pairs, num_experts, tile_size)
     counts = ids.new_empty(num_experts)
     pairs, expert_of_tile = ids.new_empty(tiles * tile_size), ids.new_empty(tiles)
-    count_pairs_kernel[(num_experts,)](counts, ids, num_pairs, BLOCK=_SORT_BLOCK)
-    place_pairs_kernel[(num_experts + 1,)](
+    launch(count_pairs_kernel, (num_experts,), counts, ids, num_pairs, BLOCK=_SORT_BLOCK)
+    launch(
+        place_pairs_kernel,
+        (num_experts + 1,),
         pairs,
         expert_of_tile,
         counts,
@@ -281,7 +287,7 @@ def order_by_expert(ids: Tensor, num_experts: int, tile_size: int) -> ExpertOrde
         num_experts,
         tiles,
         TILE=tile_size,
-        EXPERTS=triton.next_power_of_2(num_experts),
+        EXPERTS=next_power_of_2(num_experts),
         BLOCK=_SORT_BLOCK,
     )
     return ExpertOrder(pairs, expert_of_tile, tile_size)
@@ -313,7 +319,7 @@ def experts_mlp(
     num_tokens, top_k = ids.shape
     num_experts = gate_up.num_experts
     kind = "experts" if isinstance(gate_up, ExpertStack) else "int4_groups"
-    tile = tuning.product_tile(kind, triton.cdiv(num_tokens * top_k, num_experts), x.device)
+    tile = tuning.product_tile(kind, cdiv(num_tokens * top_k, num_experts), x.device)
     local = ids - first_expert
     order = order_by_expert(local, num_experts, tile.block_m)
     shares: Tensor | None = weights.contiguous()
@@ -366,7 +372,9 @@ def _experts_linear(
         quantized_experts_linear(out, x, stack, order, tile, pairs_per_row, pair_weights)
         return out
     weight = stack.weight
-    experts_linear_kernel[(tiles * triton.cdiv(num_outputs, tile.block_n),)](
+    launch(
+        experts_linear_kernel,
+        (tiles * cdiv(num_outputs, tile.block_n),),
         out,
         x,
         weight,

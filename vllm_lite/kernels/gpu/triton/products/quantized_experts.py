@@ -12,6 +12,8 @@ from torch import Tensor
 
 from vllm_lite.kernels.codebook_weight import CodebookWeight, PackedWeight
 from vllm_lite.kernels.gpu import tuning
+from vllm_lite.kernels.gpu.sizes import cdiv
+from vllm_lite.kernels.gpu.triton.launch import launch
 from vllm_lite.kernels.gpu.triton.products.linear import tile_of
 from vllm_lite.kernels.gpu.triton.products.packed_values import (
     INPUTS,
@@ -104,13 +106,15 @@ def quantized_experts_linear(
 ) -> None:
     """Write each pair's product of its row of x and its expert's weight, times its share, to `out`
     [T * K, M]."""
-    launch = tile.launch()
-    del launch["BLOCK_K"]  # a step
+    tiling = tile.launch()
+    del tiling["BLOCK_K"]  # a step
     first, tiles = 0, len(order.expert_of_tile)
     for part in stack.parts:
         num_outputs = part.num_outputs // stack.num_experts
         columns = out[:, first:]
-        grouped_experts_kernel[(tiles * triton.cdiv(num_outputs, tile.block_n),)](
+        launch(
+            grouped_experts_kernel,
+            (tiles * cdiv(num_outputs, tile.block_n),),
             columns,
             x,
             planes_of(part),
@@ -132,7 +136,7 @@ def quantized_experts_linear(
             HAS_ORDERS=stack.orders is not None,
             HAS_BIAS=stack.bias is not None,
             HAS_WEIGHTS=pair_weights is not None,
-            **launch,
+            **tiling,
         )
         first += num_outputs
 
