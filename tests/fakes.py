@@ -27,7 +27,6 @@ from vllm_lite.core.step import (
     StateSlots,
     TokenLogprobs,
 )
-from vllm_lite.executor.commands import Command
 from vllm_lite.executor.executor import Executor
 from vllm_lite.pooling_params import PoolingParams
 from vllm_lite.worker.interface import MemoryTag
@@ -174,8 +173,8 @@ class ScriptedExecutor(Executor):
             raise error
         return output
 
-    def call(self, command: Command) -> list[Any]:
-        return [command.run(self)]
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        return [getattr(self, method.__name__)(*args)]
 
     def refill_weights(self) -> None: ...
 

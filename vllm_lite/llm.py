@@ -10,11 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from vllm_lite.beam_search import BeamSearch
-from vllm_lite.beam_search_params import (
-    BeamSearchOutput,
-    BeamSearchParams,
-    BeamSearchSequence,
-)
+from vllm_lite.beam_search_params import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.client import Prompt, PromptDict
 from vllm_lite.engine.front.input_processor import ProcessedInput
@@ -24,15 +20,11 @@ from vllm_lite.io_processor import load_io_processor
 from vllm_lite.llm_pooling import PoolingCalls, as_prompts, one_each
 from vllm_lite.metrics.exposition import MetricValue, read_metrics
 from vllm_lite.metrics.stats import SchedulerStats
-from vllm_lite.outputs import (
-    AnyOutput,
-    RequestOutput,
-)
+from vllm_lite.outputs import AnyOutput, RequestOutput
 from vllm_lite.progress import progress_bar
 from vllm_lite.sampling_params import RequestOutputKind, SamplingParams
 from vllm_lite.tokenizer.chat import encode_chat
 from vllm_lite.tokenizer.chat_template import load_chat_template
-from vllm_lite.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
@@ -157,10 +149,6 @@ class LLM(PoolingCalls):
             )
             found.append(sequence)
         return found
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling parameters that generate() uses by default."""

@@ -212,14 +212,14 @@ struct GroupedForm {
   }
   void multiply(int64_t expert, int64_t first, int64_t count, void* out, int64_t begin,
                 int64_t end) const {
-    const bool are_brief = of_all.group_size > 0 || p.dtype == DType::kBFloat16;
     const float* bias = weights[expert].bias;
     char* columns = static_cast<char*>(out);
     for (const GroupedWeight& part : parts(expert)) {
       const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
       if (begin < num_panels && end > 0) {
-        kernels().grouped_product({row(first), are_brief, rounding(expert), count, &part, bias,
-                                   p.out_dtype, columns, p.out_stride},
+        const GroupedLinear linear = {p.dtype,     nullptr, 0,            &part,           bias,
+                                      p.out_dtype, columns, p.out_stride, rounding(expert)};
+        kernels().grouped_product(product_of(linear, 0, count, row(first)),
                                   std::max<int64_t>(begin, 0), std::min(end, num_panels));
       }
       begin -= num_panels;

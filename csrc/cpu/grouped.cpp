@@ -32,12 +32,6 @@ const char* row_of(const void* rows, DType dtype, int64_t stride, int64_t row) {
   return static_cast<const char*>(rows) + row * stride * bytes_of(dtype);
 }
 
-GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, const float* x) {
-  void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
-  const bool are_brief = p.rounding.group_size > 0 || p.dtype == DType::kBFloat16;
-  return {x, are_brief, p.rounding, count, p.weight, p.bias, p.out_dtype, out, p.out_stride};
-}
-
 WidenRows widening_of(const GroupedLinear& p, int64_t row, float* rows) {
   return {p.dtype, row_of(p.x, p.dtype, p.x_stride, row), p.x_stride, p.weight, rows,
           p.rounding};
@@ -48,6 +42,18 @@ int64_t count_panels(const GroupedWeight& weight) {
 }
 
 }  // namespace
+
+GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, const float* x) {
+  void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
+  const RowRounding& by = p.rounding;
+  const bool are_codes = has_codes(by, *p.weight);
+  const bool are_powers =
+      by.scales == RowScales::kPowerBelow || by.scales == RowScales::kPowerAbove;
+  const bool are_brief =
+      are_codes || (p.dtype == DType::kBFloat16 && (by.group_size == 0 || are_powers));
+  return {x,           are_brief, are_codes ? by : RowRounding{}, count, p.weight, p.bias,
+          p.out_dtype, out,       p.out_stride};
+}
 
 void grouped_linear(const GroupedLinear& p, int64_t num_rows, const BesideProduct& beside) {
   check(beside, num_rows);

@@ -616,17 +616,33 @@ static inline int64_t wide_row_floats(const GroupedWeight& w) {
   return padded_inputs(w) + 2 * room_of_segments(w) + padded_inputs(w) / 2;
 }
 
-// Rows become codes of a type times a scale: that given, or those of each group, by which its largest
-// magnitude becomes the type's largest number. A group holds whole segments.
+// The scale of a group: its largest magnitude over the largest number that there is a code of; the
+// power of two of their exponents' difference, or the next above the quotient; or the quotient as an
+// 8-bit float. In the order of kernels/cpu/grouped.py.
+enum class RowScales : int { kQuotient, kPowerBelow, kPowerAbove, kFloat8 };
+
+// Rows become codes of a type times a scale: that given, or each group's. Where no group ends within
+// a segment, they are codes, of which each segment has a scale; else the products of both, which are
+// as short as codes by powers of two.
 struct RowRounding {
-  DType number;  // kInt8, kFloat8E4M3 or kFloat8E5M2
+  int64_t row_size;    // of x, whose columns a weight may permute and pad
   int64_t group_size;  // 0: rows stay as they are
-  const float* scale;  // null, or [1]
+  DType number;        // kInt8, kFloat8E4M3 or kFloat8E5M2
+  RowScales scales;
+  const float* scale;  // null, or [1]: that of all codes; a factor of scales that are 8-bit floats
   // Codes of int8 and one group from a row's least value to its greatest, or by `scale` and `zero`.
   bool is_shifted;
-  const float* zero;  // null, or [1]: the code of zero
-  bool is_power;  // groups' scales are powers of two, the next above; 8-bit floats alone
+  const float* zero;    // null, or [1]: the code of zero
+  const float* values;  // null, or [num_values]: codes >= 0, in order, in place of those of `number`
+  int64_t num_values;
+  float largest;  // magnitudes beyond it are cut off first; 0: none are
 };
+static inline bool has_codes(const RowRounding& by, const GroupedWeight& w) {
+  const bool is_whole = by.group_size % kSegment == 0 || by.group_size == w.group_size;
+  const bool has_segments = is_whole && w.permutation == nullptr;
+  return by.group_size > 0 && by.scales != RowScales::kPowerBelow &&
+         (has_segments || by.group_size >= by.row_size);
+}
 
 // Makes such rows, with inputs in the weight's order.
 struct WidenRows {
@@ -644,7 +660,7 @@ constexpr int64_t kGroupedRows = 192;
 struct GroupedProduct {
   const float* x;    // [T, wide_row_floats]
   bool are_brief;    // the rows' numbers are bfloat16's
-  RowRounding rounding;
+  RowRounding rounding;  // of rows of codes alone
   int64_t num_rows;  // T, at most kGroupedRows
   const GroupedWeight* weight;
   const float* bias;  // null, or [M]

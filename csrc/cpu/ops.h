@@ -168,6 +168,9 @@ void grouped_linear(const GroupedLinear& p, int64_t num_rows, const BesideProduc
 
 void linear_rows(const GroupedLinear& p, int64_t begin, int64_t end);
 
+// Rows [row, row + count), which `x` has as wide ones, by the weight.
+GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, const float* x);
+
 // This thread's memory for wide rows, valid until its next call; grows to the largest need.
 float* row_buffer(int64_t count);
 

@@ -49,7 +49,6 @@ ROUNDINGS: dict[str, Callable[[Tensor], ActivationRounding]] = {
     "e5m2": lambda _: ActivationRounding(torch.float8_e5m2),
     "fp8 groups of 128": lambda _: ActivationRounding(FP8, 128),
     "fp8 groups of 128 by powers": lambda _: ActivationRounding(FP8, 128, scales="ue8m0"),
-    # By torch.
     "fp8 groups of 48": lambda _: ActivationRounding(FP8, 48),
     "fp8 bounded": lambda _: ActivationRounding(FP8, largest=0.5),
     "mxfp4": lambda _: ActivationRounding(FP8, 32, values=FP4, scales="e8m0"),

@@ -166,6 +166,74 @@ def test_rounded_activations_equal_the_reference(
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+def values_of(number: str) -> torch.Tensor:
+    """Those >= 0 of a small float, or of an integer of four bits."""
+    if number == "int4":
+        return torch.arange(8.0)
+    exponents, mantissas = {"e2m1": (2, 2), "e2m3": (2, 8), "e3m2": (3, 4)}[number]
+    lowest = torch.arange(float(mantissas)) / mantissas
+    normal = [(1 + lowest) * 2.0**exponent for exponent in range(2**exponents - 1)]
+    return torch.cat([lowest, *normal])
+
+
+INT8, FP8 = torch.int8, torch.float8_e4m3fn
+FP4, TENTH = values_of("e2m1"), torch.tensor([0.1])
+ROUNDINGS = {
+    "mxfp4": ActivationRounding(FP8, 32, values=FP4, scales="e8m0"),
+    "mxfp6": ActivationRounding(FP8, 32, values=values_of("e3m2"), scales="e8m0"),
+    "mxfp6 of short range": ActivationRounding(FP8, 32, values=values_of("e2m3"), scales="e8m0"),
+    "mxfp8": ActivationRounding(FP8, 32, scales="e8m0"),
+    "mxfp8 of wide range": ActivationRounding(torch.float8_e5m2, 32, scales="e8m0"),
+    "nvfp4": ActivationRounding(FP8, 16, TENTH, FP4, scales="float8_e4m3fn"),
+    "nvfp4 with one scale": ActivationRounding(FP8, 16, None, FP4, scales="float8_e4m3fn"),
+    "fp8 with nested scales": ActivationRounding(FP8, 16, TENTH, scales="float8_e4m3fn"),
+    "fp4 groups": ActivationRounding(FP8, 48, values=FP4),
+    "int4 groups": ActivationRounding(FP8, 24, values=values_of("int4")),
+    "int4 tokens": ActivationRounding(FP8, 104, values=values_of("int4")),
+    "fp8 groups": ActivationRounding(FP8, 24),
+    "fp8 groups by powers": ActivationRounding(FP8, 24, scales="ue8m0"),
+    "fp8 bounded": ActivationRounding(FP8, largest=0.3),
+    "fp8 groups bounded": ActivationRounding(FP8, 48, largest=0.3),
+    "int8": ActivationRounding(INT8),
+    "int8 groups": ActivationRounding(INT8, 32),
+    "int8 bounded": ActivationRounding(INT8, largest=0.3),
+    "int8 shifted and bounded": ActivationRounding(INT8, is_shifted=True, largest=0.3),
+    "fp8 static and bounded": ActivationRounding(FP8, scale=TENTH, largest=0.3),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_numbers_at_the_ends_are_rounded_as_by_the_reference(
+    name: str, dtype: torch.dtype, bits: int
+) -> None:
+    x = torch.randn(12, 104)
+    x[0] = torch.arange(-52, 52) / 8  # ties
+    x[1, 32:] = 0
+    x[2, 40] = torch.nan
+    x[3, 40], x[3, 103] = torch.inf, -torch.inf
+    x[4] *= 1e-40
+    x[5] *= 1e-31
+    x[6] *= 1e-30
+    x[7] = torch.linspace(-3.3e38, 3.3e38, 104)
+    x[8] *= 2.0 ** torch.arange(-52, 52)
+    x, rounding = x.to(dtype), ROUNDINGS[name]
+    codes, order = torch.eye(104, dtype=torch.uint8) + 2 ** (bits - 1), torch.randperm(104)
+    for size, permutation in ((104, None), (32, None), (16, None), (24, None), (32, order)):
+        scales = torch.ones(104, -(-104 // size))
+        middle = 2 ** (bits - 1)
+        same = make_grouped(codes, scales, bits, middle, group_size=size, permutation=permutation)
+        padded = torch.nn.functional.pad(x, (0, same.row_size - 104))
+        packed = ops.pack_grouped(same)
+        ours = ops.grouped_linear(padded, packed, None, torch.float32, None, rounding)
+        theirs = reference.grouped_linear(x, same, None, torch.float32, None, rounding)
+        # Products of bfloat16 have no subnormal numbers.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2.0**-126, equal_nan=True)
+        alone = ops.grouped_linear(padded[8:9], packed, None, torch.float32, None, rounding)
+        assert torch.equal(alone, ours[8:9])
+
+
 @pytest.mark.parametrize("name", ["4 bits", "8 bits", "zeros of bytes", "e4m3 blocks"])
 @pytest.mark.parametrize("number", [torch.int8, torch.float8_e4m3fn])
 def test_rounded_rows_depend_on_no_others(name: str, number: torch.dtype) -> None:
@@ -212,10 +280,10 @@ def test_int8_by_int8_is_the_same_whatever_the_rows(
         assert torch.equal(part, whole[3 : 3 + count])
 
 
-def test_products_are_recorded() -> None:
+@pytest.mark.parametrize("name", ["int8", "mxfp4", "nvfp4", "int8 shifted and bounded"])
+def test_products_are_recorded(name: str) -> None:
     table = ops.pack_grouped(weight(8, 50, 64, 64))
-    product = ops.pack_grouped(weight(4, 40, 64, 32))
-    rounding = ActivationRounding(torch.int8)
+    product, rounding = ops.pack_grouped(weight(4, 40, 64, 32)), ROUNDINGS[name]
 
     def forward(step: Mapping[str, torch.Tensor]) -> torch.Tensor:
         x = ops.grouped_lookup(table, step["ids"], torch.bfloat16)

@@ -13,7 +13,6 @@ class PendingOutput(Protocol):
 
     def get(self) -> ModelRunnerOutput:
         """Wait for the step. Raises where it failed as a whole."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,6 @@ class StatePool(NoStates):
         return self.pool.num_unused
 
     def find_hit(self, hashes: Sequence[bytes]) -> tuple[int, Block | None]:
-        """The longest prefix of `hashes` that has a snapshot behind it: its length and the slot."""
         for length in range(len(hashes), 0, -1):
             block = self.pool.find(hashes[length - 1])
             if block is not None:
@@ -101,7 +100,6 @@ class StatePool(NoStates):
         return 0, None
 
     def try_admit(self, request: Request, hit: Block | None) -> bool:
-        """Give a request a working slot, to begin with the state `hit`; False if none is free."""
         hits = [] if hit is None else [hit]
         if self.pool.num_unused - sum(block.ref_count == 0 for block in hits) < 1:
             return False
@@ -114,7 +112,6 @@ class StatePool(NoStates):
     def plan_step(
         self, requests: Sequence[Request], counts: Mapping[str, int]
     ) -> dict[str, StateSlots]:
-        """The slots that each request's next `counts` tokens read and write."""
         return {
             request.request_id: self._plan(request, counts[request.request_id])
             for request in requests
@@ -161,7 +158,6 @@ class StatePool(NoStates):
                 slots.rolling = block, content
 
     def withdraw(self, request: Request) -> None:
-        """Remove the snapshots of the request's tokens from the prefix map."""
         found = (self.pool.find(content) for content in request.block_hashes)
         self.pool.withdraw([block for block in found if block is not None])
 
@@ -176,7 +172,6 @@ class StatePool(NoStates):
         self.pool.release([slots.working])
 
     def try_reset(self) -> bool:
-        """Forget all snapshots; refused while a request holds slots."""
         return self.pool.try_reset()
 
     def _stop_reading(self, slots: _Slots) -> None:

@@ -29,14 +29,12 @@ class TensorParallelGroup(Protocol):
 
     def all_reduce(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The sum of every rank's dense `x` [T, N], on every rank, rounded once to `dtype`."""
-        ...
 
     def all_gather(self, x: Tensor, width: int) -> Tensor:
         """Every rank's float32 `x` [R, W] side by side, in rank order: [R, width].
 
         W is that of `Shard.spread(width)`. The result may lie where the next call writes.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

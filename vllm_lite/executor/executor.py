@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
 
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.errors import VLLMLiteError
-from vllm_lite.executor.commands import (
-    Command,
-    Describe,
-    GetAvailableMemory,
-    GetKVCacheSpec,
-    InitializeCache,
-)
+from vllm_lite.worker.interface import StepWorker
+
+Args = TypeVarTuple("Args")
+Answer = TypeVar("Answer")
 
 
 class Executor(ABC):
@@ -38,8 +36,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def call(self, command: Command) -> list[Any]:
-        """Carry out `command` on every worker, after earlier steps; returns their answers."""
+    def call(self, method: Callable[[StepWorker, *Args], Answer], *args: *Args) -> list[Answer]:
+        """Call a method of every worker, after earlier steps; returns their answers."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -52,23 +50,20 @@ class Executor(ABC):
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of one worker's cache; all workers hold equal parts of the model."""
-        spec: KVCacheSpec = self.call(GetKVCacheSpec())[0]
-        return spec
+        return self.call(StepWorker.kv_cache_spec)[0]
 
     def available_memory(self) -> int:
         """Bytes for a worker's KV cache: the least of all workers."""
-        numbers: list[int] = self.call(GetAvailableMemory())
-        return min(numbers)
+        return min(self.call(StepWorker.available_memory))
 
     def initialize_cache(self, plan: KVCachePlan) -> float:
         """Allocate the cache of each worker; comes before the first step.
 
         Returns the processor seconds that the largest step should take, 0 where that is not known.
         """
-        seconds: list[float] = self.call(InitializeCache(plan))
-        return max(seconds)
+        return max(self.call(StepWorker.initialize_cache, plan))
 
     def describe(self) -> str:
         """One line for the log: kernels, device, threads; of several workers the first's."""
-        lines: list[str] = self.call(Describe())
+        lines = self.call(StepWorker.describe)
         return lines[0] if len(lines) == 1 else f"{len(lines)} ranks, each {lines[0]}"

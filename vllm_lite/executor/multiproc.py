@@ -12,11 +12,10 @@ import os
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
 
 import msgspec
 
@@ -26,10 +25,17 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
-from vllm_lite.executor.commands import Command
-from vllm_lite.executor.executor import Executor
-from vllm_lite.executor.rank_messages import RankJob, Report, RunStep, encode
+from vllm_lite.executor.executor import Answer, Args, Executor
+from vllm_lite.executor.rank_messages import (
+    CallMethod,
+    RankJob,
+    Report,
+    RunStep,
+    encode,
+    read_answer,
+)
 from vllm_lite.lifeline import ChildProcess, process_sign
+from vllm_lite.worker.interface import StepWorker
 
 # Seconds between two looks at the ranks, and for which one may be stopped, or all may be idle
 # while a step is due.
@@ -87,11 +93,10 @@ class MultiprocExecutor(Executor):
             self._num_answered += 1
         return msgspec.msgpack.decode(data, type=ModelRunnerOutput)
 
-    def call(self, command: Command) -> list[Any]:
-        """Carry out `command` on all ranks at once."""
-        self._send(encode(command))
-        ranks = range(len(self._ranks))
-        return [msgspec.msgpack.decode(self._receive(i), type=command.answer) for i in ranks]
+    def call(self, method: Callable[[StepWorker, *Args], Answer], *args: *Args) -> list[Answer]:
+        """Call a method of all ranks at once."""
+        self._send(encode(CallMethod.of(method, args)))
+        return [read_answer(method, self._receive(rank)) for rank in range(len(self._ranks))]
 
     def shutdown(self) -> None:
         """End the ranks: they hold nothing but memory."""

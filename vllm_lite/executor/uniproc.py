@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
-from vllm_lite.executor.commands import Command
-from vllm_lite.executor.executor import Executor
+from vllm_lite.executor.executor import Answer, Args, Executor
 from vllm_lite.worker.gpu_worker import GpuWorker
 from vllm_lite.worker.interface import StepWorker
 from vllm_lite.worker.worker import Worker
@@ -56,11 +54,10 @@ class UniprocExecutor(Executor):
             return FutureOutput(self._thread.submit(self._running.submit, step))
         return self._running.submit(step)
 
-    def call(self, command: Command) -> list[Any]:
-        """Carry out `command`."""
-        if self._thread is not None:
-            return [self._thread.submit(command.run, self._running).result()]
-        return [command.run(self._running)]
+    def call(self, method: Callable[[StepWorker, *Args], Answer], *args: *Args) -> list[Answer]:
+        """Call a method of the worker."""
+        own: Callable[..., Answer] = getattr(self._running, method.__name__)
+        return [own(*args) if self._thread is None else self._thread.submit(own, *args).result()]
 
     def shutdown(self) -> None:
         """Let a running step end, then release the model and its cache."""

@@ -131,11 +131,9 @@ class ScaledCacheAttention(Attention):
         self._scale *= self._key_scale
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
         return super().forward(query, key / self._key_scale, value / self._value_scale)
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attend by query [T, H, D] to what is cached."""
         return super().attend(query).mul_(self._value_scale)
 
 
@@ -154,13 +152,11 @@ class HeadScaledCacheAttention(ScaledCacheAttention):
         self._by_head = self._scales[..., None].to(self._key_cache.device)  # [2, K, 1]
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [T, H, D], key and value [T, K, D], of any row stride -> [T, H, D]."""
         keys, values = self._by_head
         key, value = (key / keys).to(key.dtype), (value / values).to(value.dtype)
         return Attention.forward(self, query, key, value)
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attend by query [T, H, D] to what is cached."""
         keys, values = self._by_head[..., None]
         shared = torch.unflatten(query, 1, (len(keys), -1))  # [T, K, H / K, D]
         mixed = Attention.attend(self, (shared * keys).to(query.dtype).flatten(1, 2))

@@ -45,15 +45,12 @@ class TensorFile(Protocol):
 
     def names(self) -> Sequence[str]:
         """All tensors, in file order."""
-        ...
 
     def entry(self, name: str) -> tuple[str, tuple[int, ...]]:
         """The dtype, in safetensors' words, and the shape of a tensor."""
-        ...
 
     def read(self, name: str, region: tuple[slice, ...]) -> Tensor:
         """A region of a tensor; raises CheckpointError on damage."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +156,6 @@ class JoinedTensor(Protocol):
     @property
     def parts(self) -> Sequence[StoredTensor]:
         """The stored ones; the values come first."""
-        ...
 
     @property
     def path(self) -> Path:

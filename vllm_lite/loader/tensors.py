@@ -25,12 +25,10 @@ class CheckpointTensor(Protocol):
     @property
     def path(self) -> Path | None:
         """The file that holds it, or its values; None: no file does."""
-        ...
 
     @property
     def shown(self) -> str:
         """The file and the name in it, for messages."""
-        ...
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -38,11 +36,9 @@ class CheckpointTensor(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that reading it moves, for progress."""
-        ...
 
     def fill(self, slot: WeightSlot, part: Part) -> None:
         """Read this rank's part of a view into a slot; raises CheckpointError on damage."""
-        ...
 
 
 def shown_together(tensors: Sequence[CheckpointTensor], word: str) -> str:

@@ -235,7 +235,6 @@ class Gemma3nDecoder(Decoder):
         self._ops = ops()
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T] and [T] int64 -> [T, N], normalised."""
         hidden = self.enter(input_ids, positions)
         given = self.own_inputs.forward(input_ids, hidden)
         streams = hidden.new_empty(len(hidden), self._count, hidden.shape[1])

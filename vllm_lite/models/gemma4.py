@@ -172,7 +172,6 @@ class Gemma4Decoder(Decoder):
         self.own_inputs = None if told is None else OwnInputs(told, spec, options)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T] and [T] int64 -> [T, N], normalised."""
         hidden = self.enter(input_ids, positions)
         given: Sequence[Tensor | None] = [None] * len(self.layers)
         if self.own_inputs is not None:

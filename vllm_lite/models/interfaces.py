@@ -17,17 +17,14 @@ class Model(Protocol):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T] and [T] int64 -> hidden states [T, N], inside `attention_metadata(...)`."""
-        ...
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The cache of each of this rank's layers; none of a model whose tokens see later ones."""
-        ...
 
     def bind_kv_cache(
         self, caches: Sequence[LayerCache], states: Sequence[StateCache] = ()
     ) -> None:
         """Use these, one for each layer of the spec's layers and states, from now on."""
-        ...
 
 
 class PoolingModel(Model, Protocol):
@@ -38,7 +35,6 @@ class PoolingModel(Model, Protocol):
 
         A row's bits do not depend on the others.
         """
-        ...
 
 
 class CausalLM(Model, Protocol):
@@ -49,11 +45,9 @@ class CausalLM(Model, Protocol):
 
         They may lie in memory that the next call overwrites.
         """
-        ...
 
     def greedy_tokens(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states [R, N] -> tokens [R] int64 and their logits [R], the largest.
 
         A row whose largest logit is not finite admits no token; its id is below V all the same.
         """
-        ...

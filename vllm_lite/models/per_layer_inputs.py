@@ -49,7 +49,6 @@ class SharingAttentionSpec(AttentionSpec):
 
     @property
     def has_cache(self) -> bool:
-        """Whether its keys and values are cached, rather than another layer's read."""
         return self.cache_of is None
 
 

@@ -112,8 +112,8 @@ class CodebookMethod(UnquantizedLinearMethod):
         return torch.full(tuple(shape), number, dtype=torch.int32)
 
     def _parts(self, weights: Mapping[str, StoredTensor]) -> list[CodebookWeight]:
-        codes = weights["codes"].on_device(weights["codes"].data)
-        scales = weights["scales"].on_device(weights["scales"].data)
+        codes = weights["codes"].placed()
+        scales = weights["scales"].placed()
         numbers, counts = torch.unique_consecutive(
             weights["codebooks"].data[:, 0], return_counts=True
         )

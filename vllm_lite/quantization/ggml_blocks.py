@@ -31,25 +31,25 @@ def to_q4_1(weight: Tensor) -> Tensor:
     Both are float16; a byte holds values i and i + 16 of a group.
     """
     head, codes = _shifted(weight, 15)
-    return torch.cat([head, _nibbles(codes)], 2).flatten(1)
+    return torch.cat([head, nibbles(codes)], 2).flatten(1)
 
 
 def to_q5_1(weight: Tensor) -> Tensor:
     """As to_q4_1, with the fifth bits before the others: [M, N / 32 * 24]."""
     head, codes = _shifted(weight, 31)
-    return torch.cat([head, _fifth_bits(codes), _nibbles(codes)], 2).flatten(1)
+    return torch.cat([head, fifth_bits(codes), nibbles(codes)], 2).flatten(1)
 
 
 def to_q4_0(weight: Tensor) -> Tensor:
     """Quantise rows [M, N] to blocks [M, N / 32 * 18] uint8: a scale, and 4 bits less 8 a value."""
     head, codes = _signed(weight, 8)
-    return torch.cat([head, _nibbles(codes)], 2).flatten(1)
+    return torch.cat([head, nibbles(codes)], 2).flatten(1)
 
 
 def to_q5_0(weight: Tensor) -> Tensor:
     """As to_q4_0, 5 bits less 16, with the fifth bits before the others: [M, N / 32 * 22]."""
     head, codes = _signed(weight, 16)
-    return torch.cat([head, _fifth_bits(codes), _nibbles(codes)], 2).flatten(1)
+    return torch.cat([head, fifth_bits(codes), nibbles(codes)], 2).flatten(1)
 
 
 def to_q2_k(weight: Tensor) -> Tensor:
@@ -167,12 +167,12 @@ def _divided(groups: Tensor, scale: Tensor) -> Tensor:
     return torch.where(wide == 0, 0.0, groups / wide)
 
 
-def _nibbles(codes: Tensor) -> Tensor:
+def nibbles(codes: Tensor) -> Tensor:
     """Codes [..., 32] to bytes [..., 16], of which each holds values i and i + 16."""
     return (codes[..., :16] & 15) | (codes[..., 16:] & 15) << 4
 
 
-def _fifth_bits(codes: Tensor) -> Tensor:
+def fifth_bits(codes: Tensor) -> Tensor:
     """The fifth bits of codes [..., 32] as bytes [..., 4], lowest bits first."""
     bits = (codes >> 4).reshape(*codes.shape[:-1], 4, 8)
     return _or_of([bits[..., i] << i for i in range(8)])

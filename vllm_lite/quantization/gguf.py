@@ -16,11 +16,7 @@ from vllm_lite.kernels.reference.quantized import QuantizedRows
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import (
-    PlainTable,
-    UnquantizedLinearMethod,
-    joined_kernel,
-)
+from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, joined_kernel
 
 
 class GGUFLinearMethod(UnquantizedLinearMethod):

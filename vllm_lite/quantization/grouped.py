@@ -22,6 +22,7 @@ from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, integers
 from vllm_lite.kernels.reference.ops import Ops
 from vllm_lite.kernels.reference.quantized import GROUP, QuantizedRows
 from vllm_lite.kernels.reference.rounding import ActivationRounding
+from vllm_lite.quantization.ggml_blocks import fifth_bits, nibbles
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import quantized_kernel
 from vllm_lite.quantization.storage import StoredWeight, StoringKernel
@@ -37,11 +38,9 @@ class PackedLayout(Protocol):
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         """Unfilled tensors by suffix; raises CheckpointError for sizes that do not fit."""
-        ...
 
     def read(self, weights: Mapping[str, Tensor]) -> GroupedWeight:
         """Read the weight of filled tensors; ValueError if they contradict each other."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +184,7 @@ def is_fast_in_groups(dtype: torch.dtype) -> bool:
 def read_weight(layout: PackedLayout, weights: Mapping[str, StoredTensor]) -> GroupedWeight:
     """Read the weight of a filled layer; raises CheckpointError."""
     try:
-        return layout.read(
-            {name: stored.on_device(stored.data) for name, stored in weights.items()}
-        )
+        return layout.read({name: stored.placed() for name, stored in weights.items()})
     except ValueError as error:
         raise CheckpointError(f"a layer cannot be read: {error}") from None
 
@@ -242,23 +239,10 @@ def _as_bytes(numbers: Tensor) -> Tensor:
 
 def _as_nibbles(numbers: Tensor) -> Tensor:
     """The same, from -8 to 7, as Q4_0 has them."""
-    return _halves_as_nibbles(numbers + 8)
+    return nibbles((numbers + 8).to(torch.uint8))
 
 
 def _as_five_bits(numbers: Tensor) -> Tensor:
     """The same, from -16 to 15, as Q5_0 has them."""
-    codes = numbers + 16
-    return torch.cat([_fifth_bits(codes), _halves_as_nibbles(codes)], 2)
-
-
-def _halves_as_nibbles(codes: Tensor) -> Tensor:
-    """Pack codes [..., 32] to bytes [..., 16]: the first sixteen in the lower four bits."""
-    low = (codes & 15).to(torch.uint8)
-    return low[..., :16] | low[..., 16:] << 4
-
-
-def _fifth_bits(codes: Tensor) -> Tensor:
-    """Pack the fifth bits of codes [..., 32] to bytes [..., 4], lowest bits first."""
-    bits = ((codes >> 4) & 1).reshape(*codes.shape[:-1], 4, 8)
-    worth = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], device=codes.device)
-    return (bits * worth).sum(-1).to(torch.uint8)
+    codes = (numbers + 16).to(torch.uint8)
+    return torch.cat([fifth_bits(codes), nibbles(codes)], 2)

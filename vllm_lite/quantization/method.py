@@ -60,11 +60,9 @@ class RowPacking(Protocol):
     @property
     def largest(self) -> float:
         """The magnitude of the rows taken last; NaN if one of their numbers is."""
-        ...
 
     def put(self, first: int, rows: Tensor) -> None:
         """Take rows [n, input_size] of any floating-point type, of outputs from `first` on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +100,10 @@ class StoredTensor:
         """Storage in host memory for a layer on torch's current default device."""
         return cls(data, output_dim, input_dim, rows, torch.get_default_device())
 
+    def placed(self) -> Tensor:
+        """`data` on the finished layer's device."""
+        return self.on_device(self.data)
+
     def on_device(self, tensor: Tensor) -> Tensor:
         """Move `tensor` to the finished layer's device."""
         return tensor if self.device is None else tensor.to(self.device)
@@ -115,11 +117,9 @@ class EmbeddingTable(Protocol):
 
         With `first_row`, the id of the table's first row, ids without a row there get zeros.
         """
-        ...
 
     def linear_kernel(self, out_dtype: torch.dtype, bias: Tensor | None = None) -> LinearKernel:
         """A linear kernel by all rows, with results of out_dtype."""
-        ...
 
 
 class LinearMethod(Protocol):
@@ -127,11 +127,9 @@ class LinearMethod(Protocol):
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         """Unfilled tensors by their checkpoint suffix ("weight", ...), without the bias."""
-        ...
 
     def create_bias(self, output_size: int) -> Tensor:
         """An unfilled bias, [output_size]."""
-        ...
 
     def process_weights_after_loading(
         self,
@@ -143,12 +141,9 @@ class LinearMethod(Protocol):
 
         Results have out_dtype, by default the inputs' type.
         """
-        ...
 
     def for_vocabulary(self) -> LinearMethod:
         """The method for the embedding and the output head."""
-        ...
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         """Make the table of a filled embedding."""
-        ...

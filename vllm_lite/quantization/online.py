@@ -18,11 +18,7 @@ from vllm_lite.log import init_logger
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.quantized import QuantizedTable, quantized_kernel
-from vllm_lite.quantization.unquantized import (
-    PlainTable,
-    UnquantizedLinearMethod,
-    plain_kernel,
-)
+from vllm_lite.quantization.unquantized import InFlightMethod, PlainTable, plain_kernel
 
 logger = init_logger(__name__)
 
@@ -32,7 +28,7 @@ OTHERS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K"
 _NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
-class OnlineLinearMethod(UnquantizedLinearMethod):
+class OnlineLinearMethod(InFlightMethod):
     """Plain weights until they are filled, then blocks of few bits a value.
 
     Layers whose inputs are no whole blocks take another type as llama.cpp's do, or stay plain. The
@@ -48,8 +44,7 @@ class OnlineLinearMethod(UnquantizedLinearMethod):
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         self._counts[_type_for(self._name, input_size)] += 1
-        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
-        return {"weight": StoredTensor.on_host(data, 0, 1)}
+        return super().create_weights(input_size, output_size)
 
     def process_weights_after_loading(
         self,
@@ -84,7 +79,7 @@ class OnlineLinearMethod(UnquantizedLinearMethod):
             _warn(self._name, ", ".join(shown))
 
     def _rows(self, stored: StoredTensor) -> QuantizedRows | Tensor:
-        weight = stored.on_device(stored.data)
+        weight = stored.placed()
         kind = _type_for(self._name, weight.shape[1])
         if not kind:
             return weight

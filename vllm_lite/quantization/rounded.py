@@ -20,10 +20,10 @@ from vllm_lite.quantization.layouts.codes import CodesLayout
 from vllm_lite.quantization.layouts.rounding import encode
 from vllm_lite.quantization.method import LinearKernel, StoredTensor
 from vllm_lite.quantization.stored_codes import activation_rounding
-from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
+from vllm_lite.quantization.unquantized import InFlightMethod
 
 
-class RoundedLinearMethod(UnquantizedLinearMethod):
+class RoundedLinearMethod(InFlightMethod):
     """Plain weights until they are filled, then codes.
 
     `name` is what users call the form. The last group of a row may be shorter than the others,
@@ -35,18 +35,13 @@ class RoundedLinearMethod(UnquantizedLinearMethod):
         self._name = name
         self._form = form
 
-    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
-        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
-        return {"weight": StoredTensor.on_host(data, 0, 1)}
-
     def process_weights_after_loading(
         self,
         weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        stored = weights["weight"]
-        weight, rounding = stored.on_device(stored.data), self._form.rounding
+        weight, rounding = weights["weight"].placed(), self._form.rounding
         rounded = None
         if rounding is not None:
             rounded = activation_rounding(rounding, weight.device, weight.shape[1])

@@ -19,7 +19,7 @@ from vllm_lite.kernels.reference.ops import GpuOps
 from vllm_lite.kernels.reference.quantize import quantize_by_powers
 from vllm_lite.quantization.method import LinearKernel, NormedKernel, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
-from vllm_lite.quantization.unquantized import UnquantizedLinearMethod
+from vllm_lite.quantization.unquantized import InFlightMethod
 
 # Types of weights by the name in --quantization.
 SCALED_NUMBERS: Final = {
@@ -89,7 +89,7 @@ def of_rows(kernel: LinearKernel) -> ScaledKernel | None:
     return None if kernel.group_size or kernel.has_powers else kernel
 
 
-class ScaledLinearMethod(UnquantizedLinearMethod):
+class ScaledLinearMethod(InFlightMethod):
     """Plain weights until they are filled, then one byte a value."""
 
     def __init__(self, number: torch.dtype, dtype: torch.dtype, ops: GpuOps) -> None:
@@ -100,18 +100,13 @@ class ScaledLinearMethod(UnquantizedLinearMethod):
         # Several threads finish layers, and a kernel's first launch compiles it.
         self._one_at_a_time = Lock()
 
-    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
-        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
-        return {"weight": StoredTensor.on_host(data, 0, 1)}
-
     def process_weights_after_loading(
         self,
         weights: Mapping[str, StoredTensor],
         bias: Tensor | None,
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
-        stored = weights["weight"]
-        weight = stored.on_device(stored.data)
+        weight = weights["weight"].placed()
         with self._one_at_a_time:
             codes, scales = self._ops.quantize_rows(weight, self._number)
         return ScaledKernel(codes, scales, bias, out_dtype, self._ops)

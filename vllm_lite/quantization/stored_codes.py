@@ -96,9 +96,9 @@ class StoredCodesMethod(UnquantizedLinearMethod):
     ) -> LinearKernel:
         form = self._form
         input_scale, _ = _input_scale(form, weights)
-        codes = weights[form.weight].on_device(weights[form.weight].data)
+        codes = weights[form.weight].placed()
         if self._keeps_codes and self._ops is not None and _is_scaled(form, codes):
-            scales = weights[form.scale].on_device(weights[form.scale].data)
+            scales = weights[form.scale].placed()
             scales = scales if scales.dim() == 2 else scales[:, None]
             group = SCALE_BLOCK if form.block[1] and scales.shape[1] > 1 else 0
             has_powers = form.rounding is not None and form.rounding.scale == "ue8m0"
@@ -145,7 +145,7 @@ def _factors(form: StoredCodes, weights: Mapping[str, StoredTensor]) -> Tensor |
     if not form.input_factor:
         return None
     stored = weights[form.input_factor]
-    return None if bool((stored.data == 1).all()) else stored.on_device(stored.data)
+    return None if bool((stored.data == 1).all()) else stored.placed()
 
 
 def _input_scale(
@@ -157,12 +157,10 @@ def _input_scale(
     """
     if not form.input_scale:
         return None, None
-    stored = weights[form.input_scale]
-    scales = stored.on_device(stored.data)
+    scales = weights[form.input_scale].placed()
     if not form.input_zero_point:
         return (scales.reciprocal() if form.divides else scales).max().view(1), None
-    stored = weights[form.input_zero_point]
-    zeros = stored.on_device(stored.data).float()
+    zeros = weights[form.input_zero_point].placed().float()
     low, high = (scales * (-128 - zeros)).min(), (scales * (127 - zeros)).max()
     scale = ((high - low) / 255).view(1)
     return scale, (-128 - low / scale).round()

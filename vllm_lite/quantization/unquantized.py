@@ -17,12 +17,7 @@ from vllm_lite.kernels.gpu.backends import fixed_product
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.norm import InputNorm
 from vllm_lite.kernels.reference.ops import GpuOps, Ops
-from vllm_lite.quantization.method import (
-    EmbeddingTable,
-    LinearKernel,
-    LinearMethod,
-    StoredTensor,
-)
+from vllm_lite.quantization.method import EmbeddingTable, LinearKernel, LinearMethod, StoredTensor
 from vllm_lite.quantization.storage import StoredWeight
 
 
@@ -56,6 +51,14 @@ class UnquantizedLinearMethod:
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         return PlainTable(weights["weight"].data)
+
+
+class InFlightMethod(UnquantizedLinearMethod):
+    """Plain weights in host memory until they are filled; base of the methods that round them."""
+
+    def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
+        data = torch.empty(output_size, input_size, dtype=self._dtype, device="cpu")
+        return {"weight": StoredTensor.on_host(data, 0, 1)}
 
 
 class _Packing:

@@ -46,6 +46,8 @@ _warned: set[str] = set()
 # What may have an entry for each token of a vocabulary or a context.
 _TOKEN_FIELDS = frozenset({"prompt", "input", "tokens", "allowed_token_ids"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# Where a request's scope has its body, once it was read.
+_READ = "vllm_lite.body"
 
 
 class BodyMeter:
@@ -88,7 +90,15 @@ class BodyMeter:
 
 
 async def read_json(request: Request) -> dict[str, object]:
-    """The body as a JSON object; raises RequestError."""
+    """The body as a JSON object, which several may read; raises RequestError."""
+    found: dict[str, object] | None = request.scope.get(_READ)
+    if found is None:
+        found = request.scope[_READ] = await _read_json(request)
+        note_user(found.get("user"))
+    return found
+
+
+async def _read_json(request: Request) -> dict[str, object]:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError("Send the body as JSON, with the header Content-Type: application/json")
@@ -109,7 +119,6 @@ async def read_json(request: Request) -> dict[str, object]:
         await asyncio.sleep(0)
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object")
-    note_user(value.get("user"))
     return value
 
 

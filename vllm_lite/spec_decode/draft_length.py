@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_lite.config.speculative import SpeculativeConfig
@@ -87,14 +87,16 @@ class StepCost:
             self._added += added - _NEWEST_STEP * self._added
 
 
-class DraftLengths(Protocol):
-    """Says how many drafts each request of a step may have."""
+class DraftLengths:
+    """Says how many drafts each request of a step may have; this base learns nothing."""
 
     def begin_step(self, number: int, num_requests: int) -> None:
         """Begin a step, by its number, in which so many requests run."""
+        raise NotImplementedError
 
     def choose(self, request_id: str, num_output_tokens: int, most: int) -> int:
         """How many drafts, up to `most`, a request that has so many tokens of output may have."""
+        raise NotImplementedError
 
     def observe(self, request_id: str, num_drafts: int, accepted: int) -> None:
         """Learn what came of a request's drafts, of which there were maybe none."""
@@ -106,7 +108,7 @@ class DraftLengths(Protocol):
         """Drop what is known of a request that ended."""
 
 
-class FixedLengths:
+class FixedLengths(DraftLengths):
     """As many drafts as are told, by the number of requests."""
 
     def __init__(self, table: list[list[int]], otherwise: int) -> None:
@@ -123,17 +125,8 @@ class FixedLengths:
         """The same for every request, up to `most`."""
         return min(most, self._most)
 
-    def observe(self, request_id: str, num_drafts: int, accepted: int) -> None:
-        """Nothing depends on it."""
 
-    def learn(self, num_requests: int, num_drafts: int, seconds: float) -> None:
-        """Nothing depends on it."""
-
-    def forget(self, request_id: str) -> None:
-        """Nothing is known of requests."""
-
-
-class AutomaticLengths:
+class AutomaticLengths(DraftLengths):
     """As many drafts as promise to make up for their time."""
 
     def __init__(self, acceptance: float) -> None:
@@ -148,7 +141,6 @@ class AutomaticLengths:
         self._cost: float | None = None
 
     def begin_step(self, number: int, num_requests: int) -> None:
-        """Begin a step, by its number, in which so many requests run."""
         self._number, self._num_requests = number, num_requests
         known = self._costs.get(num_requests.bit_length())
         self._cost = None
@@ -182,7 +174,6 @@ class AutomaticLengths:
         return count
 
     def observe(self, request_id: str, num_drafts: int, accepted: int) -> None:
-        """Learn what came of a request's drafts, of which there were maybe none."""
         record = self._records.get(request_id)
         if record is None:
             return
@@ -197,7 +188,6 @@ class AutomaticLengths:
             record.resume_at = record.pause = 0
 
     def learn(self, num_requests: int, num_drafts: int, seconds: float) -> None:
-        """Learn the time of a step that computed no prompts."""
         if num_requests:
             size = num_requests.bit_length()
             cost = self._costs.get(size)
@@ -206,7 +196,6 @@ class AutomaticLengths:
             cost.learn(num_drafts, seconds)
 
     def forget(self, request_id: str) -> None:
-        """Drop what is known of a request that ended."""
         self._records.pop(request_id, None)
 
 

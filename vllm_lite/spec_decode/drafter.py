@@ -28,11 +28,9 @@ class Drafter(Protocol):
 
         `scope`: whose earlier texts may be looked at.
         """
-        ...
 
     def remember(self, token_ids: Int32s, scope: str) -> None:
         """Take note of the `token_ids` [L] that a request of `scope` generated."""
-        ...
 
 
 def make_drafter(config: SpeculativeConfig) -> Drafter | None:

@@ -18,7 +18,6 @@ class ChatEncoder(Protocol):
     @property
     def encode(self) -> Callable[..., list[int]]:
         """The prompt for messages, with the options of render_chat; raises RequestError."""
-        ...
 
 
 def _byte_alphabet() -> dict[str, int]:

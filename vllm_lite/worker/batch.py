@@ -68,23 +68,18 @@ class StepInputs(Protocol):
     @property
     def runs_ahead(self) -> bool:
         """Whether a step reads the previous step's sampled ids on the device."""
-        ...
 
     def set_tokens(self, slot: int, start: int, token_ids: Int32s) -> None:
         """Set the tokens of `slot` from the position `start` on."""
-        ...
 
     def begin(self, plan: StepPlan) -> Batch:
         """Prepare a step."""
-        ...
 
     def model_inputs(self, batch: Batch) -> ModelInputs:
         """The model's inputs for a batch."""
-        ...
 
     def append(self, batch: Batch, token_ids: Tensor) -> None:
         """Store the sampled ids of `batch`, [S] int64, for later steps."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ class GraphMaker(Protocol):
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Record `work`, which uses fixed memory and may be run first; returns a replay."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

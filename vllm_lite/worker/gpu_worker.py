@@ -32,7 +32,6 @@ from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.metadata import attention_metadata
-from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.worker.batch import StepRows, eager
 from vllm_lite.worker.block_table import block_tables
@@ -164,10 +163,6 @@ class GpuWorker(Worker):
 
     def refill_weights(self) -> None:
         """Nothing is released."""
-
-    def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
-        """Write this rank's part of the weights to files; why that failed, or ""."""
-        return save_sharded_state(self._config, directory, pattern, max_size)
 
     def describe(self) -> str:
         """For the log: device, number type, kernels and weights."""

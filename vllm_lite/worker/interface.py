@@ -19,22 +19,18 @@ class StepWorker(Protocol):
 
     def kv_cache_spec(self) -> KVCacheSpec:
         """The shape of the cache that the model needs."""
-        ...
 
     def available_memory(self) -> int:
         """Bytes for the KV cache."""
-        ...
 
     def initialize_cache(self, plan: KVCachePlan) -> float:
         """Allocate the cache and make ready to run.
 
         Returns the processor seconds that the largest step should take, 0 where that is not known.
         """
-        ...
 
     def submit(self, step: SchedulerOutput) -> PendingOutput:
         """Run a step after those submitted before it."""
-        ...
 
     def release(self, tags: Collection[MemoryTag]) -> int:
         """Give the memory of `tags` back, whose contents are lost; its bytes.
@@ -42,16 +38,12 @@ class StepWorker(Protocol):
         All stays where it is. Steps may follow, once weights are refilled; the cache takes memory
         anew as they use it.
         """
-        ...
 
     def refill_weights(self) -> None:
         """Read the weights again into the memory that they had."""
-        ...
 
     def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
         """Write this rank's part of the weights to files; why that failed, or ""."""
-        ...
 
     def describe(self) -> str:
         """One line for the log."""
-        ...

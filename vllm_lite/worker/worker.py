@@ -21,11 +21,7 @@ from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.step import SchedulerOutput
 from vllm_lite.distributed.groups import tp_size
 from vllm_lite.kernels import dispatch
-from vllm_lite.kernels.cpu.mapped_memory import (
-    Allocations,
-    release_pages,
-    return_unused_heap,
-)
+from vllm_lite.kernels.cpu.mapped_memory import Allocations, release_pages, return_unused_heap
 from vllm_lite.loader.load import save_sharded_state
 from vllm_lite.quantization.storage import describe_weights, stored_weights
 from vllm_lite.worker.batch import HostInputs, eager

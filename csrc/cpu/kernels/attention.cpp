@@ -11,25 +11,27 @@ namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
 constexpr int kMaxRows = 6;
-// kMaxRows * kMaxVectors accumulators fill the register file: 32 registers, or 16.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kMaxVectors = 4;
-#else
-constexpr int kMaxVectors = 2;
-#endif
 // From so many rows on, those of prompts, arithmetic bounds the time. 24 sums of AVX-512 stored at
 // once hold up a Zen 4 for 45 cycles, 12 for 5.
 constexpr int kTallRows = 5;
-#if defined(__AVX512F__)
-constexpr int kTallVectors = 2;
-#else
-constexpr int kTallVectors = kMaxVectors;
-#endif
 // More rows than kMaxRows: the query heads of a single token, which use keys and values as they are
 // stored.
 constexpr int kMaxStoredRows = 8;
+// Vectors of keys or values that R rows take at once: R * kVectors<R> sums stay in registers, and
+// are enough to hide a multiplication's latency.
+#if defined(__AVX512F__)
 template <int R>
-constexpr int kVectors = R < kTallRows ? kMaxVectors : kTallVectors;
+constexpr int kVectors = R < kTallRows ? 4 : 2;
+#elif defined(__aarch64__)
+template <int R>
+constexpr int kVectors = 4;
+#elif defined(__AVX2__)
+template <int R>
+constexpr int kVectors = R == 1 ? 8 : R < 4 ? 4 : R <= kMaxRows ? 2 : 1;
+#else
+template <int R>
+constexpr int kVectors = 2;
+#endif
 
 // ---- arithmetic
 
@@ -43,11 +45,12 @@ inline void score_keys(const typename Dot::Element* query, int64_t row_size,
     for (int v = 0; v < V; ++v) sums[r][v] = Vec{};
   }
   for (int64_t step = 0; step < steps; ++step) {
-    Vec key[V];
-    for (int v = 0; v < V; ++v) memcpy(&key[v], keys + step * kKeys + v * kLanes, sizeof(Vec));
-    for (int r = 0; r < R; ++r) {
-      const Vec element = Dot::spread(query[r * row_size + step]);
-      for (int v = 0; v < V; ++v) sums[r][v] = Dot::step(sums[r][v], element, key[v]);
+    Vec element[R];
+    for (int r = 0; r < R; ++r) element[r] = Dot::spread(query[r * row_size + step]);
+    for (int v = 0; v < V; ++v) {
+      Vec key;
+      memcpy(&key, keys + step * kKeys + v * kLanes, sizeof key);
+      for (int r = 0; r < R; ++r) sums[r][v] = Dot::step(sums[r][v], element[r], key);
     }
     ahead.ask(1);
   }
@@ -100,41 +103,55 @@ inline void score_rows(const typename Dot::Element* query, int64_t row_size,
   if constexpr (R >= kTallRows) ahead.ask(steps);
 }
 
-// Whether keys may be used as they are stored: a cache's words are elements of a product, pairs of
-// bfloat16. In float32, and by vectors of fewer than 16, it takes longer than packing them.
+// Whether keys may be used as they are stored: in bfloat16, by AVX2, or as pairs by AVX-512. Others
+// take longer than packing them, or were not measured.
 template <class Dot, class Cache>
-constexpr bool kHoldsElements =
-    kLanes == 16 && sizeof(Cache) == 2 && Dot::kKeysPerStep == 2 && !Dot::kIsOnTiles;
+constexpr bool kUsesStored = sizeof(Cache) == 2 && !Dot::kIsOnTiles &&
+                             (kLanes == 8 || (kLanes == 16 && Dot::kKeysPerStep == 2));
 
-// The same of keys in the cache, which are transposed on their way into registers, a vector of keys
-// after the other: packing them takes few rows longer, and reading them is spread more evenly.
+// The same of keys in the cache, which are transposed on their way into registers: packing them
+// first takes few rows longer, and reading them is spread more evenly.
 template <class Dot, int R, class Cache>
 inline void score_stored(const typename Dot::Element* query, int64_t row_size,
                          const Cache* const* keys, const CachedRows& cache, int64_t num_keys,
                          RowsAhead& next, float* scores) {
+  // Vectors of keys side by side: few sums would wait for each other.
+  constexpr int V = kLanes == 8 && R <= 4 ? 2 : 1;
+  constexpr int kElements = 2 / Dot::kKeysPerStep;  // of a cache's word
   RowsAhead ahead = next;
-  FoursOfRows rows;
-  rows.stride = cache.row_stride * sizeof(Cache);
-  for (int64_t first = 0; first < num_keys; first += kLanes) {
-    for (int i = 0; i < kLanes; i += 4) {
-      // A four may reach beyond the last key, but not beyond its block of the cache.
-      rows.fours[i / 4] =
-          reinterpret_cast<const char*>(keys[min_of(first + i, (num_keys - 1) / 4 * 4)]);
+  FoursOfRows rows[V];
+  for (int64_t first = 0; first < num_keys; first += V * kLanes) {
+    for (int v = 0; v < V; ++v) {
+      rows[v].stride = cache.row_stride * sizeof(Cache);
+      for (int i = 0; i < kLanes; i += 4) {
+        // A four may reach beyond the last key, but not beyond its block of the cache.
+        const int64_t key = min_of(first + v * kLanes + i, (num_keys - 1) / 4 * 4);
+        rows[v].fours[i / 4] = reinterpret_cast<const char*>(keys[key]);
+      }
     }
-    Vec sums[R] = {};
-    for (int64_t step = 0; step < Dot::steps(cache.size); step += 4) {
-      BitsVec words[4];
-      load_words(rows, 4 * step, words);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
+    Vec sums[R][V] = {};
+    const typename Dot::Element* elements = query;
+    for (int64_t word = 0; word < cache.size / 2; word += 4, elements += 4 * kElements) {
+      BitsVec words[V][4];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) load_words(rows[v], 4 * word, words[v]);
+#pragma GCC unroll 8
+      for (int i = 0; i < 4 * kElements; ++i) {
+        Vec key[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) key[v] = Dot::element(words[v][i / kElements], i % kElements);
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          sums[r] = Dot::step(sums[r], Dot::spread(query[r * row_size + step + i]),
-                              bit_cast<Vec>(words[i]));
+          const Vec element = Dot::spread(elements[r * row_size + i]);
+#pragma GCC unroll 2
+          for (int v = 0; v < V; ++v) sums[r][v] = Dot::step(sums[r][v], element, key[v]);
         }
       }
-      ahead.ask(3);
+      ahead.ask(3 * V);
     }
-    for (int r = 0; r < R; ++r) store(scores + r * kKeys + first, sums[r]);
+    for (int r = 0; r < R; ++r) {
+      for (int v = 0; v < V; ++v) store(scores + r * kKeys + first + v * kLanes, sums[r][v]);
+    }
   }
   next = ahead;
 }
@@ -152,20 +169,21 @@ inline void add_values(const typename Dot::Element* weights, const float* rescal
     }
   }
   for (int64_t step = 0; step < ceil_divide(num_keys, Dot::kKeysPerStep); ++step) {
-    Vec value[V];
-    constexpr bool kTwo = V % 2 == 0 && requires {
-      Dot::load_values(values, step, offset, value[0], value[0]);
+    Vec weight[R];
+    for (int r = 0; r < R; ++r) weight[r] = Dot::spread(weights[r * kKeys + step]);
+    constexpr bool kTwo = V % 2 == 0 && requires(Vec value) {
+      Dot::load_values(values, step, offset, value, value);
     };
     for (int v = 0; v < V; v += 1 + kTwo) {
+      Vec value[1 + kTwo];
       if constexpr (kTwo) {
-        Dot::load_values(values, step, offset + v * kLanes, value[v], value[v + 1]);
+        Dot::load_values(values, step, offset + v * kLanes, value[0], value[1]);
       } else {
-        value[v] = Dot::load_values(values, step, offset + v * kLanes, kLanes);
+        value[0] = Dot::load_values(values, step, offset + v * kLanes, kLanes);
       }
-    }
-    for (int r = 0; r < R; ++r) {
-      const Vec weight = Dot::spread(weights[r * kKeys + step]);
-      for (int v = 0; v < V; ++v) sum[r][v] = Dot::step(sum[r][v], weight, value[v]);
+      for (int i = 0; i < 1 + kTwo; ++i) {
+        for (int r = 0; r < R; ++r) sum[r][v + i] = Dot::step(sum[r][v + i], weight[r], value[i]);
+      }
     }
     ahead.ask(2);
   }
@@ -347,7 +365,7 @@ template <class Dot, class Value>
     return;
   }
   // Types that never come with stored keys need no code for so many rows.
-  constexpr int kMost = kHoldsElements<Dot, Value> ? kMaxStoredRows : kMaxRows;
+  constexpr int kMost = kUsesStored<Dot, Value> ? kMaxStoredRows : kMaxRows;
   const int64_t most = block.keys == nullptr ? kMost : kMaxRows;
   const int64_t rows_at_once = ceil_divide(count, ceil_divide(count, most));
   // Calls pass(Constant<rows>, first row, keys visible to any of the rows).
@@ -359,7 +377,7 @@ template <class Dot, class Value>
     }
   };
   for_each_pass([&](auto constant, int64_t row, int64_t num_keys) {
-    if constexpr (kHoldsElements<Dot, Value>) {
+    if constexpr (kUsesStored<Dot, Value>) {
       if (block.keys == nullptr) {
         return score_stored<Dot, decltype(constant)::value>(
             rows.query + (first + row) * rows.query_size, rows.query_size, block.stored_keys,
@@ -413,7 +431,7 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   const Positions seen(p, of), later(p, after);
   // A single token's heads may use keys as they are stored, if blocks of a cache hold whole fours
   // of them; an encoder's rows may end anywhere.
-  const bool is_few = kHoldsElements<Dot, Cache> && num_rows <= kMaxStoredRows &&
+  const bool is_few = kUsesStored<Dot, Cache> && num_rows <= kMaxStoredRows &&
                       p.block_size % 4 == 0 && p.num_ahead == 0 &&
                       p.keys.size * sizeof(Cache) % 16 == 0;
   // Values are converted once for all rows, unless only one group uses them.

@@ -33,6 +33,10 @@ struct Float32Dot {
   static Vec step(Vec sum, Vec element, Vec elements) {
     return multiply_add(element, elements, sum);
   }
+  // Of a bfloat16 pair.
+  static Vec element(BitsVec pair, int i) {
+    return bit_cast<Vec>(i == 0 ? pair << 16 : pair & 0xffff0000u);
+  }
   static constexpr auto& kPowers = kFinePowers;
   // Returns the sum plus what was stored.
   template <int N>
@@ -68,6 +72,7 @@ struct BFloat16PairDot {
     return _mm512_dpbf16_ps(sum, bit_cast<__m512bh>(element), bit_cast<__m512bh>(elements));
 #endif
   }
+  static Vec element(BitsVec pair, int) { return bit_cast<Vec>(pair); }
   static constexpr auto& kPowers = kRoughPowers;
   template <int N>
   static Vec store_weights(float* row, int64_t first, const Vec (&weights)[N], Vec sum) {

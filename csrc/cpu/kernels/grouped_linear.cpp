@@ -371,33 +371,21 @@ void look_up_row(const GroupedLookup& p, const Codes& codes, int64_t i) {
   }
 }
 
-// Writes a row's codes as floats and the scales of its segments.
+// Copies a row in the order of the weight's columns.
 template <class T>
-void code_row(const WidenRows& p, const T* x, float* codes, float* scales) {
-  const GroupedWeight& w = *p.weight;
-  if (p.rounding.is_shifted) {
-    const RowScale by(p.rounding, [&] { return range_of(x, w.num_inputs); });
+void copy_row(const GroupedWeight& w, const T* x, float* to) {
+  if (w.permutation != nullptr) {
+    for (int64_t i = 0; i < w.num_inputs; ++i) to[i] = to_float(x[w.permutation[i]]);
+  } else {
     for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
-      const BitsVec steps = to_integers(by.steps_of(load_upto(x + i, count)));
-      store_upto(codes + i, to_floats(bit_cast<IntVec>(steps)), count);
+      store_upto(to + i, load_upto(x + i, count), count);
     });
-    for (int64_t i = 0; i < room_of_segments(w); ++i) scales[i] = by.scale;
-    return;
   }
-  with_number(p.rounding.number, [&](auto number, float limit) {
-    for (int64_t first = 0, segment = 0; first < w.num_inputs; first += p.rounding.group_size) {
-      const int64_t size = min_of(p.rounding.group_size, w.num_inputs - first);
-      const float scale =
-          code_group(x + first, size, p.rounding, number, limit, codes + first);
-      for (; segment < w.num_inputs && segment < first + size; segment = segment_end(w, segment)) {
-        *scales++ = scale;
-      }
-    }
-  });
 }
 
+// `in_order` is room for a row that is rounded before it is permuted.
 template <class T>
-void widen_row(const WidenRows& p, int64_t row) {
+void widen_row(const WidenRows& p, int64_t row, float* in_order) {
   const GroupedWeight& w = *p.weight;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
   float* to = p.rows + row * wide_row_floats(w);
@@ -408,13 +396,11 @@ void widen_row(const WidenRows& p, int64_t row) {
   float* scales = to + padded + room;
   for (int64_t i = 0; i < room; ++i) scales[i] = 1.0f;
   if (p.rounding.group_size > 0) {
-    code_row(p, x, to, scales);
-  } else if (w.permutation != nullptr) {
-    for (int64_t i = 0; i < w.num_inputs; ++i) to[i] = to_float(x[w.permutation[i]]);
+    float* codes = w.permutation == nullptr ? to : in_order;
+    code_row(p.rounding, w, x, codes, scales);
+    if (codes != to) copy_row(w, codes, to);
   } else {
-    for_each_vector(w.num_inputs, [&](int64_t i, int64_t count) {
-      store_upto(to + i, load_upto(x + i, count), count);
-    });
+    copy_row(w, x, to);
   }
   for (int64_t i = w.num_inputs; i < padded; ++i) to[i] = 0.0f;
   float* sum = to + padded;
@@ -425,9 +411,9 @@ void widen_row(const WidenRows& p, int64_t row) {
     *sum = reduce_add(total) * *scales;
   }
 #if VLLM_LITE_HAS_GROUPED_PAIRS
-  if (are_quads(p.rounding, w)) {
+  if (has_codes(p.rounding, w) && are_quads(p.rounding, w)) {
     quad_row(w, to);
-  } else if (p.dtype == DType::kBFloat16 || p.rounding.group_size > 0) {
+  } else if (p.dtype == DType::kBFloat16 || has_codes(p.rounding, w)) {
     pair_row(w, to);
   }
 #endif
@@ -475,8 +461,13 @@ static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, floa
 #endif
 
 void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
+  const bool is_ordered = p.rounding.group_size == 0 || p.weight->permutation == nullptr;
+  const int64_t room = is_ordered ? 0 : p.rounding.row_size * int64_t{sizeof(float)};
+  float* in_order = static_cast<float*>(__builtin_alloca(room));
   with_type(p.dtype, [&](auto number) {
-    for (int64_t row = begin_row; row < end_row; ++row) widen_row<decltype(number)>(p, row);
+    for (int64_t row = begin_row; row < end_row; ++row) {
+      widen_row<decltype(number)>(p, row, in_order);
+    }
   });
 }
 

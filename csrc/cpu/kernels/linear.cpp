@@ -133,11 +133,11 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
 
 // Calls body(row, Constant<rows>) for tiles of nearly equal height: a last tile of one row would be
 // as slow as a full one.
-template <class Body>
+template <int kTallest = kTileRows, class Body>
 inline void for_each_tile(int64_t row, int64_t end_row, Body&& body) {
-  for (int64_t tiles = ceil_divide(end_row - row, kTileRows); tiles > 0; --tiles) {
+  for (int64_t tiles = ceil_divide(end_row - row, kTallest); tiles > 0; --tiles) {
     const int64_t count = ceil_divide(end_row - row, tiles);
-    with_constant<kTileRows>(count, [&](auto rows) { body(row, rows); });
+    with_constant<kTallest>(count, [&](auto rows) { body(row, rows); });
     row += count;
   }
 }
@@ -184,9 +184,11 @@ void multiply(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin
 // A block of a product whose rows and weights are widened once for all tiles that share them. Sums
 // are added up in the same order as those of one tile.
 struct WideBlock {
-  static constexpr int64_t kRows = 96;
+  static constexpr int64_t kRows = 192;
   static constexpr int64_t kInputs = 128;
-  static constexpr int64_t kPanels = 12;
+  static constexpr int64_t kPanels = 6;
+  // Rows of a tile: more than where weights are widened on the way.
+  static constexpr int kTallest = max_of(6, kTileRows);
 
   void take_rows(const BFloat16* from, int64_t stride, int64_t num_rows, int64_t size) {
     for (int64_t r = 0; r < num_rows; ++r) {
@@ -218,6 +220,7 @@ struct WideBlock {
 #pragma GCC unroll 4
       for (int v = 0; v < kTileVectors; ++v) total[r][v] = load(to + r * kPanel + v * kLanes);
     }
+#pragma GCC unroll 4
     for (int64_t i = 0; i < size; ++i, weight += kPanel) {
       Vec w[kTileVectors];
 #pragma GCC unroll 4
@@ -253,7 +256,7 @@ void multiply_block(const Linear& p, int64_t row, int64_t num_rows, int64_t begi
     for (int64_t panel = begin; panel < end; ++panel) {
       block.take_weights(weights + panel * panel_bytes, panel_bytes, size);
       for (int64_t part = 0; part < kPanel; part += kTileOutputs) {
-        for_each_tile(0, num_rows, [&](int64_t at, auto rows) {
+        for_each_tile<WideBlock::kTallest>(0, num_rows, [&](int64_t at, auto rows) {
           block.add_tile<rows.value>(at, part, size, block.sums[panel - begin]);
         });
       }

@@ -45,17 +45,31 @@ struct DotProducts {
   __attribute__((always_inline)) void add(const Chunk& chunk, int g, int part, int v,
                                           const QuantizedGroup* x, Integers<kRows>& sums) const {
     constexpr int kLines = kGroupLines / kParts;
+    const auto add_lines = [&](auto&& add_line) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-    for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
-      const CodeVec* line = chunk.codes[g * kGroupLines + i] + v;
+      for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
+        const CodeVec* line = chunk.codes[g * kGroupLines + i] + v;
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-        for (int k = 0; k < kTileVectors; ++k) {
-          sums[r][k] = add_dots<kIsWide>(sums[r][k], line[k], x[r].codes + 4 * i);
+          for (int k = 0; k < kTileVectors; ++k) sums[r][k] = add_line(sums[r][k], line[k], r, i);
         }
       }
+    };
+#if defined(VLLM_LITE_WIDENS_CODES)
+    if constexpr (kIsWide) {
+      WideCodes wide[kRows];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) wide[r].take(x[r].codes);
+      add_lines([&](IntVec to, CodeVec codes, int r, int i) __attribute__((always_inline)) {
+        return add_dots(to, codes, wide[r], i);
+      });
+      return;
     }
+#endif
+    add_lines([&](IntVec to, CodeVec codes, int r, int i) __attribute__((always_inline)) {
+      return add_dots<kIsWide>(to, codes, x[r].codes + 4 * i);
+    });
   }
   DotProducts from_row(int64_t) const { return *this; }
 };

@@ -1,4 +1,4 @@
-// Rows as codes of an 8-bit type times a scale.
+// Rows rounded to codes times scales.
 #pragma once
 
 #include "cpu/kernels/cached_numbers.h"
@@ -8,12 +8,33 @@ namespace vllm_lite::VLLM_LITE_ISA {
 // Groups without a larger number become zeros: the inverse of their scale may overflow.
 constexpr float kSmallest = 1e-30f;
 
+// To the nearest of `by.values` or their negatives, of two as near to the one at an even place. What is
+// not a number becomes the last.
+static inline Vec to_values(Vec v, const RowRounding& by) {
+  const BitsVec bits = bit_cast<BitsVec>(v);
+  const Vec magnitude = bit_cast<Vec>(bits & 0x7fffffffu);
+  Vec nearest = broadcast(by.values[0]);
+  for (int64_t i = 1; i < by.num_values; ++i) {
+    const Vec middle = broadcast((by.values[i - 1] + by.values[i]) / 2.0f);
+    const auto is_below = i % 2 == 0 ? magnitude < middle : magnitude <= middle;
+    nearest = is_below ? nearest : broadcast(by.values[i]);
+  }
+  return bit_cast<Vec>(bit_cast<BitsVec>(nearest) | (bits & 0x80000000u));
+}
+
+// Calls function(rounded, limit) with what rounds vectors to codes, and the largest of these.
 template <class Function>
-static inline void with_number(DType number, Function&& function) {
-  switch (number) {
-    case DType::kFloat8E4M3: return function(Float8E4M3{}, 448.0f);
-    case DType::kFloat8E5M2: return function(Float8E5M2{}, 57344.0f);
-    default: return function(Int8{}, 127.0f);
+static inline void with_rounding(const RowRounding& by, Function&& function) {
+  const auto with_number = [&](auto number, float limit) {
+    function([type = &number](Vec v) { return decode(encode(v, type), type); }, limit);
+  };
+  if (by.values != nullptr) {
+    return function([&](Vec v) { return to_values(v, by); }, by.values[by.num_values - 1]);
+  }
+  switch (by.number) {
+    case DType::kFloat8E4M3: return with_number(Float8E4M3{}, 448.0f);
+    case DType::kFloat8E5M2: return with_number(Float8E5M2{}, 57344.0f);
+    default: return with_number(Int8{}, 127.0f);
   }
 }
 
@@ -35,29 +56,61 @@ static inline float power_above(float number) {
   return bit_cast<float>((bit_cast<int32_t>(number) + 0x7fffff) & 0x7f800000);
 }
 
-// Writes the codes of a group, as floats, and returns their scale.
-template <class T, class Number>
-static inline float code_group(const T* x, int64_t size, const RowRounding& by, Number, float limit,
-                               float* codes) {
-  const Number* const type = nullptr;
-  const auto rounded = [&](Vec v) { return decode(encode(v, type), type); };
-  if (by.scale != nullptr) {
-    const Vec scale = broadcast(*by.scale), most = broadcast(limit), least = broadcast(-limit);
-    for_each_vector(size, [&](int64_t i, int64_t count) {
-      const Vec v = max_lanes(min_lanes(load_upto(x + i, count) / scale, most), least);
-      store_upto(codes + i, rounded(v), count);
-    });
-    return *by.scale;
+// 2 to the exponent of a magnitude less that of `limit`, a number from 1 on. 1 for zero and for what is
+// not a number.
+static inline float power_below(float magnitude, float limit) {
+  const auto exponent = [](float x) { return bit_cast<int32_t>(x) >> 23; };
+  if (!(magnitude > 0.0f)) return 1.0f;
+  // Biased; that of the smallest power, which is subnormal, is 0.
+  const int32_t biased = 127 + exponent(magnitude) - exponent(limit);
+  if (biased <= 0) return 0x1p-127f;
+  return magnitude < INFINITY ? bit_cast<float>(biased << 23) : 0x1p127f;
+}
+
+// How a group's numbers become codes.
+struct CodeScale {
+  float scale;
+  float factor = 0.0f;    // of numbers; 0: they are divided by the scale
+  bool is_usable = true;  // else codes are zeros
+
+  template <class FindLargest>
+  CodeScale(const RowRounding& by, float limit, FindLargest&& find_largest) {
+    const bool is_float = by.scales == RowScales::kFloat8;
+    if (by.scale != nullptr && !is_float) {
+      scale = *by.scale;
+      return;
+    }
+    const float largest = find_largest();
+    scale = largest / limit;
+    if (is_float) {
+      const Float8E4M3* const type = nullptr;
+      const float whole = by.scale == nullptr ? 1.0f : *by.scale;
+      scale = decode(encode(broadcast(scale / whole), type), type)[0] * whole;
+    } else if (by.scales == RowScales::kPowerBelow) {
+      scale = power_below(largest, limit);
+    }
+    const bool has_floor = by.values == nullptr && !is_float && by.scales != RowScales::kPowerBelow;
+    is_usable = (has_floor ? largest > kSmallest : scale > 0.0f) && scale < INFINITY;
+    if (!has_floor || !is_usable) return;
+    if (by.scales == RowScales::kPowerAbove) {
+      scale = power_above(scale);
+    } else {
+      factor = limit / largest;
+    }
   }
-  const float largest = largest_magnitude(x, size);
-  const bool is_usable = largest > kSmallest && largest < INFINITY;
-  float scale = largest / limit;
-  if (by.is_power && is_usable) scale = power_above(scale);
-  const Vec factor = broadcast(by.is_power ? 1.0f / scale : limit / largest);
+};
+
+// Writes the codes of a group, times a number.
+template <class T, class Round>
+static inline void code_group(const T* x, int64_t size, const CodeScale& by, float limit,
+                              Round&& rounded, float times, float* codes) {
+  const Vec most = broadcast(limit), least = broadcast(-limit);
   for_each_vector(size, [&](int64_t i, int64_t count) {
-    store_upto(codes + i, is_usable ? rounded(load_upto(x + i, count) * factor) : Vec{}, count);
+    const Vec v = load_upto(x + i, count);
+    Vec steps = by.factor > 0.0f ? v * broadcast(by.factor) : v / broadcast(by.scale);
+    steps = by.is_usable ? max_lanes(min_lanes(steps, most), least) : Vec{};
+    store_upto(codes + i, rounded(steps) * broadcast(times), count);
   });
-  return scale;
 }
 
 // The least and the greatest of numbers and zero. The bits of numbers, with those of negative ones
@@ -112,5 +165,43 @@ struct RowScale {
     return max_lanes(min_lanes(steps, most), least);
   }
 };
+
+// Writes a row as floats: codes, and the scales of their segments; or codes times scales.
+template <class T>
+static inline void code_row(const RowRounding& by, const GroupedWeight& w, const T* x, float* codes,
+                            float* scales) {
+  if (by.largest > 0.0f) {
+    T bound;
+    from_float(&bound, by.largest);
+    const Vec most = broadcast(to_float(bound));
+    for_each_vector(by.row_size, [&](int64_t i, int64_t count) {
+      store_upto(codes + i, max_lanes(min_lanes(load_upto(x + i, count), most), -most), count);
+    });
+    RowRounding within = by;
+    within.largest = 0.0f;
+    return code_row(within, w, codes, codes, scales);
+  }
+  if (by.is_shifted) {
+    const RowScale scale(by, [&] { return range_of(x, by.row_size); });
+    for_each_vector(by.row_size, [&](int64_t i, int64_t count) {
+      const BitsVec steps = to_integers(scale.steps_of(load_upto(x + i, count)));
+      store_upto(codes + i, __builtin_convertvector(bit_cast<IntVec>(steps), Vec), count);
+    });
+    for (int64_t i = 0; i < room_of_segments(w); ++i) scales[i] = scale.scale;
+    return;
+  }
+  const bool are_codes = has_codes(by, w);
+  with_rounding(by, [&](auto rounded, float limit) {
+    for (int64_t first = 0, segment = 0, size; first < by.row_size; first += size) {
+      size = min_of(by.group_size, by.row_size - first);
+      const CodeScale scale(by, limit, [&] { return largest_magnitude(x + first, size); });
+      const float times = are_codes ? 1.0f : scale.scale;
+      code_group(x + first, size, scale, limit, rounded, times, codes + first);
+      // A row that is padded is one group.
+      const int64_t end = first + size < by.row_size ? first + size : w.num_inputs;
+      for (; are_codes && segment < end; segment = segment_end(w, segment)) *scales++ = scale.scale;
+    }
+  });
+}
 
 }  // namespace vllm_lite::VLLM_LITE_ISA

@@ -40,11 +40,11 @@ typedef uint32_t BitsVec __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t HalfVec __attribute__((vector_size(kLanes * 2)));
 
 template <class T>
-static inline T min_of(T a, T b) {
+static constexpr T min_of(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
-static inline T max_of(T a, T b) {
+static constexpr T max_of(T a, T b) {
   return a > b ? a : b;
 }
 static inline int64_t round_up(int64_t n, int64_t multiple) {
@@ -374,6 +374,13 @@ static inline BitsVec load_quarters(const FoursOfRows& rows, int i, int64_t offs
   all = _mm512_mask_broadcast_i32x4(all, 0x00f0, quarter(1));
   all = _mm512_mask_broadcast_i32x4(all, 0x0f00, quarter(2));
   return bit_cast<BitsVec>(_mm512_mask_broadcast_i32x4(all, 0xf000, quarter(3)));
+#elif defined(__AVX2__)
+  // Not through memory: a load of what two stores wrote waits for both to leave their buffer.
+  const auto half = [&](int k) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows.fours[k] + offset));
+  };
+  return bit_cast<BitsVec>(
+      _mm256_inserti128_si256(_mm256_castsi128_si256(half(0)), half(1), 1));
 #else
   BitsVec all{};
   for (int k = 0; k < kLanes / 4; ++k) {

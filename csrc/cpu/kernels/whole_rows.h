@@ -20,7 +20,9 @@ static inline bool is_whole(const GroupedWeight& w) {
   return has_quads(w) && num_groups(w) == 1 && !has_minimums(w) && w.num_inputs <= kMostWholeInputs;
 }
 static inline bool is_whole(const RowRounding& rounding, const GroupedWeight& w) {
-  return rounding.number == DType::kInt8 && rounding.group_size >= w.num_inputs && is_whole(w);
+  const bool is_plain = rounding.largest == 0.0f && w.permutation == nullptr;
+  return rounding.number == DType::kInt8 && rounding.group_size >= w.num_inputs && is_plain &&
+         is_whole(w);
 }
 
 // As range_of, 32 at once: of bits, negative numbers are the greatest without signs.

@@ -6,7 +6,6 @@ import re
 
 from vllm_lite.config.quantized import awq, gptq
 from vllm_lite.config.quantized.schemes import Form, Scheme, Settings
-from vllm_lite.config.values import Json
 
 # An entry with one of these is a pattern.
 _SPECIAL = frozenset("*+?^$()[]{}|\\")
@@ -17,18 +16,17 @@ _PACKINGS = {
 }
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
     named: dict[str, Form | None] = {}
     patterns: list[tuple[re.Pattern[str], Form | None]] = []
-    for name, changes in settings.table("extra_config", values.get("extra_config")).items():
+    for name, changes in settings.table("extra_config", settings.get("extra_config")).items():
         form = _form_of(settings.changed(settings.table(f"extra_config of {name}", changes)))
         if _SPECIAL.isdisjoint(name):
             named[name] = form
         else:
             patterns.append((re.compile(f".*(?:{settings.pattern(name).pattern})"), form))
-    blocks = values.get("block_name_to_quantize") or values.get("to_quant_block_names")
+    blocks = settings.get("block_name_to_quantize") or settings.get("to_quant_block_names")
     others: Form | None = _form_of(settings)
     if blocks:
         names = _flat(settings, blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vllm_lite.config.quantized.schemes import PackedIntegers, Scheme, Settings
-from vllm_lite.config.values import Json
 
 # Kernels that read the layout of another.
 _LAYOUTS = {
@@ -14,21 +13,19 @@ _LAYOUTS = {
 }
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
     return Scheme(form_of(settings), patterns=settings.left_plain("modules_to_not_convert"))
 
 
 def form_of(settings: Settings) -> PackedIntegers:
     """The form of all layers that are quantised."""
-    values = settings.values
-    version = values.get("version") or values.get("checkpoint_format") or "gemm"
+    version = settings.get("version") or settings.get("checkpoint_format") or "gemm"
     version = settings.one_of("version", str(version).lower(), tuple(_LAYOUTS))
-    has_zeros = settings.one_of("zero_point", values.get("zero_point", True), (True, False))
-    settings.one_of("bits", values.get("bits", values.get("w_bit")), (4,))
+    has_zeros = settings.choice("zero_point", (True, False), True)
+    settings.choice("bits", (4,), settings.get("w_bit"))
     size = settings.group_size(
-        "group_size" if "group_size" in values else "q_group_size",
+        "group_size" if "group_size" in settings.values else "q_group_size",
         is_any=_LAYOUTS[version] == "awq" and version != "marlin",
     )
     if has_zeros:

@@ -14,25 +14,20 @@ from vllm_lite.config.quantized.schemes import (
     Settings,
     StoredCodes,
 )
-from vllm_lite.config.values import Json
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
     patterns = settings.left_plain("llm_int8_skip_modules")
-    switches = ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit")
-    for name in switches:
-        settings.one_of(name, values.get(name, False), (False, True))
-    in_four = values.get("load_in_4bit") or values.get("_load_in_4bit")
+    for name in ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"):
+        settings.choice(name, (False, True), False)
+    in_four = settings.get("load_in_4bit") or settings.get("_load_in_4bit")
     if not in_four:
-        settings.one_of("load_in_8bit", values.get("load_in_8bit"), (True,))
+        settings.choice("load_in_8bit", (True,))
         form = PackedIntegers("llm_int8", 8, None, is_symmetric=True)
         rounded = Rounded(StoredCodes("int", 8, block=(1, None)))
         return Scheme(form, patterns=patterns, in_flight=rounded)
-    name = "bnb_4bit_quant_storage"
-    storage = settings.one_of(name, values.get(name, "uint8"), STORAGES)
-    name = "bnb_4bit_quant_type"
-    number = settings.one_of(name, values.get(name, "fp4"), ("nf4", "fp4"))
+    storage = settings.choice("bnb_4bit_quant_storage", STORAGES, "uint8")
+    number = settings.choice("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
     rounded = Rounded(replace(NF4, number=number))
     return Scheme(FlatBlocks(number, storage), patterns=patterns, in_flight=rounded)

@@ -34,17 +34,16 @@ _ATTENTION = re.compile(r"(?:Attention|attn)\$?\Z")
 _FLOATS: dict[int, Any] = {8: "float8_e4m3fn", 6: "float6_e2m3", 4: "float4_e2m1"}
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
-    if values.get("transform_config"):
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    if settings.get("transform_config"):
         raise settings.refusal("transform_config", "weights without transforms of their inputs")
-    sparsity = (values.get("sparsity_config") or {}).get("format", "dense")
+    sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     settings.one_of("sparsity_config.format", sparsity, _SPARSITIES)
-    groups = list((values.get("config_groups") or {}).values())
-    if not groups and sparsity == "dense" and not values.get("kv_cache_scheme"):
+    groups = list((settings.get("config_groups") or {}).values())
+    if not groups and sparsity == "dense" and not settings.get("kv_cache_scheme"):
         raise settings.refusal("no config_groups", "one or more")
-    caches = _cache_scales(settings, values.get("kv_cache_scheme"))
+    caches = _cache_scales(settings, settings.get("kv_cache_scheme"))
     others: Form | None = None
     embeddings: Form | None = None
     named: dict[str, Form | None] = {}
@@ -110,7 +109,7 @@ def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
     weights = _with_defaults(group.get("weights") or {})
     kind = settings.one_of("weights.type", weights["type"], ("int", "float"))
     bits = weights["num_bits"]
-    stored = group.get("format") or settings.values.get("format")
+    stored = group.get("format") or settings.get("format")
     if stored in (None, "mixed-precision"):
         stored = _usual_format(kind, bits, weights, group)
     settings.one_of("format", stored, tuple(_FORMATS))

@@ -15,7 +15,6 @@ from vllm_lite.config.quantized.schemes import (
     Settings,
     StoredCodes,
 )
-from vllm_lite.config.values import Json
 
 TOKENS = Rounding("float8_e4m3fn", 8, "token")
 TENSOR = Rounding("float8_e4m3fn", 8, "tensor", is_static=True)
@@ -31,18 +30,17 @@ _SCALES = ("weight_scale", "weight_scale_inv", "scale")
 MXFP8 = StoredCodes("float8_e4m3fn", 8, block=(1, 32), scale_number="e8m0", rounding=_GROUPS)
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
-    settings.one_of("fmt", values.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
-    block = values.get("weight_block_size")
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    settings.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    block = settings.get("weight_block_size")
     schemes = ("dynamic",) if block else ("dynamic", "static")
-    given = settings.one_of("activation_scheme", values.get("activation_scheme"), schemes)
+    given = settings.choice("activation_scheme", schemes)
     left = settings.left_plain("ignored_layers", "modules_to_not_convert")
-    experts = settings.one_of("expert_dtype", values.get("expert_dtype"), (None, "fp8", "fp4"))
-    settings.one_of("moe_quant_algo", values.get("moe_quant_algo"), (None,))
-    powers = settings.one_of("scale_fmt", values.get("scale_fmt"), (None, "ue8m0"))
-    cache = settings.one_of("kv_cache_scheme", values.get("kv_cache_scheme"), (None, "static"))
+    experts = settings.choice("expert_dtype", (None, "fp8", "fp4"))
+    settings.choice("moe_quant_algo", (None,))
+    powers = settings.choice("scale_fmt", (None, "ue8m0"))
+    cache = settings.choice("kv_cache_scheme", (None, "static"))
     caches = CacheScales("stored" if cache is None else "layer")
     if given == "static":
         settings.one_of("scale_fmt with static scales", powers, (None,))
@@ -80,9 +78,9 @@ def blocks(
     )
 
 
-def read_fbgemm(path: str, values: Json) -> Scheme:
+def read_fbgemm(settings: Settings) -> Scheme:
     """The scheme of a checkpoint by FBGEMM, with a scale for each output."""
-    settings, largest = Settings(path, values), values.get("activation_scale_ub") or 0.0
+    largest = settings.get("activation_scale_ub") or 0.0
     if not isinstance(largest, int | float) or largest < 0:
         raise settings.refusal(f"activation_scale_ub {largest!r}", "a number above zero")
     rounding = replace(TOKENS, largest=float(largest))
@@ -90,14 +88,14 @@ def read_fbgemm(path: str, values: Json) -> Scheme:
     return Scheme(form, patterns=settings.left_plain("modules_to_not_convert"))
 
 
-def read_ptpc(path: str, values: Json) -> Scheme:
+def read_ptpc(settings: Settings) -> Scheme:
     """The scheme of a checkpoint with a scale for each output, or of a plain one to round so."""
     form = replace(CHANNELS, rounding=TOKENS)
-    left = Settings(path, values).left_plain("ignored_layers")
+    left = settings.left_plain("ignored_layers")
     return Scheme(form, patterns=left, in_flight=Rounded(CHANNELS))
 
 
-def read_mxfp8(path: str, values: Json) -> Scheme:
+def read_mxfp8(settings: Settings) -> Scheme:
     """The scheme of a checkpoint with a power of two for each 32 inputs."""
-    left = Settings(path, values).left_plain("modules_to_not_convert", "ignored_layers")
+    left = settings.left_plain("modules_to_not_convert", "ignored_layers")
     return Scheme(MXFP8, patterns=left)

@@ -6,15 +6,13 @@ import re
 from typing import Any
 
 from vllm_lite.config.quantized.schemes import Form, PackedIntegers, Scheme, Settings
-from vllm_lite.config.values import Json
 
 _GROUPS = "weight_quant_params"
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
-    found = settings.table("quant_config", values.get("quant_config"))
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    found = settings.table("quant_config", settings.get("quant_config"))
     plain = settings.left_plain("skip_modules")
     if _GROUPS in found:
         return Scheme(_form_of(settings, found), patterns=plain)

@@ -14,7 +14,6 @@ from vllm_lite.config.quantized.schemes import (
     Settings,
     StoredCodes,
 )
-from vllm_lite.config.values import Json
 
 _NV = Rounding("float4_e2m1", 4, "group", 16, is_static=True, scale="float8_e4m3fn")
 _NVFP4: dict[str, Any] = {
@@ -35,20 +34,19 @@ _AWQ = {
 }
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    nested = values.get("quantization")
-    values = {**values, **nested} if isinstance(nested, dict) else values
-    settings = Settings(path, values)
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    nested = settings.get("quantization")
+    settings = settings.changed(nested) if isinstance(nested, dict) else settings
     patterns = settings.left_plain("exclude_modules", "ignore")
-    cache = values.get("kv_cache_quant_algo") or values.get("kv_cache_scheme")
+    cache = settings.get("kv_cache_quant_algo") or settings.get("kv_cache_scheme")
     scales = _cache_scales(settings, cache)
-    if cache and values.get("quant_algo") is None:
+    if cache and settings.get("quant_algo") is None:
         return Scheme(None, patterns=patterns, cache_scales=scales)
-    if str(values.get("quant_algo")).upper() != "MIXED_PRECISION":
+    if str(settings.get("quant_algo")).upper() != "MIXED_PRECISION":
         form = _form(settings)
         return Scheme(form, patterns=patterns, cache_scales=scales)
-    layers = values.get("quantized_layers")
+    layers = settings.get("quantized_layers")
     if not isinstance(layers, dict) or not layers:
         raise settings.refusal("no quantized_layers", "MIXED_PRECISION with one or more")
     bare = {"quant_algo": None, "group_size": None}
@@ -61,9 +59,9 @@ def read(path: str, values: Json) -> Scheme:
 
 def _form(settings: Settings) -> StoredCodes:
     """The form of all layers, or of one."""
-    algorithm = str(settings.values.get("quant_algo") or "").upper()
+    algorithm = str(settings.get("quant_algo") or "").upper()
     if algorithm in _AWQ:
-        settings.one_of("has_zero_point", settings.values.get("has_zero_point", False), (False,))
+        settings.choice("has_zero_point", (False,), False)
         return replace(_AWQ[algorithm], block=(1, settings.group_size()))
     forms = {
         "FP8": StoredCodes("float8_e4m3fn", 8, rounding=TENSOR, input_scale="input_scale"),
@@ -77,7 +75,7 @@ def _form(settings: Settings) -> StoredCodes:
     }
     settings.one_of("quant_algo", algorithm, (*forms, *_AWQ, "MIXED_PRECISION"))
     if "NVFP4" in algorithm:
-        settings.one_of("group_size", settings.values.get("group_size"), (16, None))
+        settings.choice("group_size", (16, None))
     if algorithm not in forms:
         raise settings.refusal("MIXED_PRECISION within a layer", ", ".join(forms))
     return forms[algorithm]

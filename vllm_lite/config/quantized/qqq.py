@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from vllm_lite.config.quantized.schemes import PackedIntegers, Scheme, Settings
-from vllm_lite.config.values import Json
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
-    bits: int = settings.one_of("bits", values.get("bits", values.get("wbits")), (4,))
-    size = settings.group_size("group_size" if "group_size" in values else "groupsize")
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    bits: int = settings.choice("bits", (4,), settings.get("wbits"))
+    size = settings.group_size("group_size" if "group_size" in settings.values else "groupsize")
     return Scheme(PackedIntegers("qqq", bits, size, is_symmetric=True))

@@ -28,17 +28,16 @@ _SMALL: dict[str, tuple[Number, int]] = {
 _BYTES: dict[str, Number] = {"fp8_e4m3": "float8_e4m3fn", "int8": "int"}
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
     patterns: list[tuple[re.Pattern[str], Form | None]] = [*settings.left_plain("exclude")]
-    for name, layer in (values.get("layer_quant_config") or {}).items():
+    for name, layer in (settings.get("layer_quant_config") or {}).items():
         patterns.append((settings.pattern(layers_of(name)), _form(settings, layer)))
-    kinds = values.get("layer_type_quant_config") or {}
+    kinds = settings.get("layer_type_quant_config") or {}
     linear = next((kinds[kind] for kind in kinds if str(kind).endswith("Linear")), None)
-    whole = linear or values.get("global_quant_config")
+    whole = linear or settings.get("global_quant_config")
     others = None if not whole else _form(settings, whole)
-    return Scheme(others, {}, tuple(patterns), _cache_scales(values))
+    return Scheme(others, {}, tuple(patterns), _cache_scales(settings.values))
 
 
 def _cache_scales(values: Json) -> CacheScales | None:

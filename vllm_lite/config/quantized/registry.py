@@ -27,12 +27,12 @@ from vllm_lite.config.quantized import (
     torchao,
 )
 from vllm_lite.config.quantized.in_flight import EXPERTS, IN_FLIGHT, InFlight, in_flight
-from vllm_lite.config.quantized.schemes import Scheme
+from vllm_lite.config.quantized.schemes import Scheme, Settings
 from vllm_lite.config.values import Json, JsonView
 from vllm_lite.errors import CheckpointError, UsageError
 
 # By the names that checkpoints give their methods.
-READERS: Final[dict[str, Callable[[str, Json], Scheme]]] = {
+READERS: Final[dict[str, Callable[[Settings], Scheme]]] = {
     "aqlm": aqlm.read,
     "awq": awq.read,
     "gptq": gptq.read,
@@ -118,7 +118,7 @@ def read_scheme(path: str, hf_config: JsonView) -> Scheme | None:
     if method not in READERS:
         raise _unreadable(path, method)
     try:
-        return READERS[method](path, settings)
+        return READERS[method](Settings(path, settings))
     except (AttributeError, TypeError) as error:
         raise CheckpointError(
             f"{path} has a quantization_config with a value of another kind than {method} writes "

@@ -236,6 +236,14 @@ class Settings:
         self._path = path
         self.values = values
 
+    def get(self, name: str, usual: Any = None) -> Any:
+        """The setting `name`, or what it usually is."""
+        return self.values.get(name, usual)
+
+    def choice(self, name: str, allowed: tuple[Any, ...], usual: Any = None) -> Any:
+        """The setting `name`, or what it usually is; raises CheckpointError as `one_of`."""
+        return self.one_of(name, self.get(name, usual), allowed)
+
     def one_of(self, name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
         """`value`, the setting `name`; raises CheckpointError unless it is one of `allowed`."""
         if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):

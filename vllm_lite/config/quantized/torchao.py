@@ -15,7 +15,6 @@ from vllm_lite.config.quantized.schemes import (
     Settings,
     StoredCodes,
 )
-from vllm_lite.config.values import Json
 
 _NAMES: Any = {"weight": "_weight_qdata", "scale": "_weight_scale"}
 _FLOAT8 = StoredCodes("float8_e4m3fn", 8, **_NAMES)
@@ -33,15 +32,14 @@ _FUNCTIONS = {
 }
 
 
-def read(path: str, values: Json) -> Scheme:
-    """The scheme of the checkpoint at `path`; raises CheckpointError."""
-    settings = Settings(path, values)
-    found = values.get("quant_type")
+def read(settings: Settings) -> Scheme:
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    found = settings.get("quant_type")
     kind = found.get("default") if isinstance(found, dict) else found
     patterns: list[tuple[re.Pattern[str], Form | None]] = []
     patterns += settings.left_plain("modules_to_not_convert")
     if isinstance(kind, str) and kind in _FUNCTIONS:
-        kind = {"_type": _FUNCTIONS[kind], "_data": values.get("quant_type_kwargs")}
+        kind = {"_type": _FUNCTIONS[kind], "_data": settings.get("quant_type_kwargs")}
     if not isinstance(kind, dict) or kind.get("_type") not in _BY_NAME:
         return Scheme(_form_of(settings, kind), patterns=tuple(patterns))
     data = settings.table("_data", kind.get("_data"))
@@ -65,7 +63,7 @@ def _form_of(settings: Settings, kind: Any) -> Form:
 
 
 def _int8(data: Settings) -> StoredCodes:
-    if data.values.get("group_size") is not None:
+    if data.get("group_size") is not None:
         return replace(_INTEGERS, block=(1, data.group_size()))
     return replace(_INTEGERS, block=(1, _group_size(data, "granularity")))
 
@@ -77,7 +75,7 @@ def _int8_by_int8(data: Settings) -> StoredCodes:
 def _int4(data: Settings) -> Form:
     packing = _word(data, "int4_packing_format", "plain")
     data.one_of("int4_packing_format", packing.lower(), ("plain",))
-    data = data.changed({"group_size": data.values.get("group_size", 128)})
+    data = data.changed({"group_size": data.get("group_size", 128)})
     return PackedIntegers("torchao_int4", 4, data.group_size(), is_symmetric=True)
 
 
@@ -101,12 +99,12 @@ def _intx_by_int8(data: Settings) -> StoredCodes:
 
 def _float8(data: Settings) -> StoredCodes:
     data.one_of("weight_dtype", _word(data, "weight_dtype", "float8_e4m3fn"), ("float8_e4m3fn",))
-    return replace(_FLOAT8, block=_block(data, data.values.get("granularity") or "PerRow"))
+    return replace(_FLOAT8, block=_block(data, data.get("granularity") or "PerRow"))
 
 
 def _float8_by_float8(data: Settings) -> StoredCodes:
     """Inputs of which a whole tensor shares a scale have one for each token here."""
-    get = data.values.get
+    get = data.get
     data.one_of("activation_value_lb", get("activation_value_lb"), (None,))
     largest = get("activation_value_ub") or 0.0
     if not isinstance(largest, int | float) or largest < 0:
@@ -133,7 +131,7 @@ _KINDS: dict[str, Callable[[Settings], Form]] = {
 
 def _word(data: Settings, name: str, usual: str) -> str:
     """A setting that is a word, or an object of one."""
-    value = data.values.get(name)
+    value = data.get(name)
     value = value.get("_data") if isinstance(value, dict) else value
     return usual if value is None else re.sub(r"^torch\.", "", str(value))
 
@@ -146,7 +144,7 @@ def _rounding(data: Settings, usual: str) -> Rounding:
 
 def _group_size(data: Settings, name: str) -> int | None:
     """Inputs that share a scale; None: all of a row."""
-    rows, size = _block(data, data.values.get(name) or "PerRow")
+    rows, size = _block(data, data.get(name) or "PerRow")
     data.one_of(f"rows of {name}", rows, (1,))
     return size
 

@@ -34,10 +34,9 @@ from vllm_lite.engine.core.observe import Snapshots, StepLog, StepTotals
 from vllm_lite.engine.core.pause import PauseGate
 from vllm_lite.engine.link.messages import CoreReady, StepOutputs
 from vllm_lite.errors import EngineDeadError
-from vllm_lite.executor.commands import RefillWeights, Release, SaveShardedState
 from vllm_lite.log import init_logger, timeline
 from vllm_lite.metrics.stats import EngineSnapshot, SchedulerStats
-from vllm_lite.worker.interface import MemoryTag
+from vllm_lite.worker.interface import MemoryTag, StepWorker
 
 if TYPE_CHECKING:
     from vllm_lite.executor.executor import Executor
@@ -189,7 +188,7 @@ class EngineCore:
 
     def sleep(self, tags: tuple[MemoryTag, ...]) -> None:
         """Give the memory of `tags` back until the engine wakes up; no request may run."""
-        num_bytes = sum(self._executor.call(Release(tags)))
+        num_bytes = sum(self._executor.call(StepWorker.release, tags))
         self._released.update(tags)
         self._stats_due = self._log_stats
         what = " and ".join(_MEMORY[tag] for tag in tags)
@@ -201,7 +200,7 @@ class EngineCore:
         Weights are read again; the cache's memory comes back as it is used.
         """
         if "weights" in tags and "weights" in self._released:
-            self._executor.call(RefillWeights())
+            self._executor.call(StepWorker.refill_weights)
         was_whole = not self._released
         self._released.difference_update(tags)
         if not self._released and (not was_whole or "kv_cache" in tags):
@@ -210,7 +209,7 @@ class EngineCore:
 
     def save_sharded_state(self, directory: str, pattern: str, max_size: int) -> str:
         """Write each worker's part of the weights to files; why that failed, or ""."""
-        failures = self._executor.call(SaveShardedState(directory, pattern, max_size))
+        failures = self._executor.call(StepWorker.save_sharded_state, directory, pattern, max_size)
         return next(filter(None, failures), "")
 
     def resume(self) -> None:

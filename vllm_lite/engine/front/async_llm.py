@@ -26,11 +26,7 @@ from vllm_lite.engine.client import (
     memory_to_wake,
 )
 from vllm_lite.engine.front.admission import Admission, Place, PreparedConstraints, fan_out
-from vllm_lite.engine.front.input_processor import (
-    InputProcessor,
-    ProcessedInput,
-    check_priority,
-)
+from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.front.output_processor import (
     OutputCollector,
     OutputProcessor,

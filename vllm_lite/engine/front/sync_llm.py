@@ -14,11 +14,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.step import EngineCoreRequest, Task
 from vllm_lite.engine.client import Prompt, memory_to_release, memory_to_wake
 from vllm_lite.engine.front.admission import PreparedConstraints, fan_out
-from vllm_lite.engine.front.input_processor import (
-    InputProcessor,
-    ProcessedInput,
-    check_priority,
-)
+from vllm_lite.engine.front.input_processor import InputProcessor, ProcessedInput, check_priority
 from vllm_lite.engine.front.output_processor import OutputProcessor
 from vllm_lite.engine.link.core_client import SyncMPClient, log_ready
 from vllm_lite.engine.link.core_process import launch_core

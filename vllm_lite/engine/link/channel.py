@@ -18,13 +18,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from vllm_lite.core.step import EngineCoreOutput
-from vllm_lite.engine.link.messages import (
-    CallResult,
-    FromCore,
-    StepOutputs,
-    ToCore,
-    Undecodable,
-)
+from vllm_lite.engine.link.messages import CallResult, FromCore, StepOutputs, ToCore, Undecodable
 from vllm_lite.engine.link.spawn import HEARTBEAT_SIZE, heartbeat_memory
 from vllm_lite.engine.link.stream import MessageStream
 

@@ -20,14 +20,8 @@ from vllm_lite.kernels.cpu.arguments import (
     row_stride,
 )
 from vllm_lite.kernels.cpu.calls import calls
-from vllm_lite.kernels.cpu.elementwise import KINDS, act_and_mul, activation
-from vllm_lite.kernels.cpu.grouped import (
-    PackedGrouped,
-    grouped_linear,
-    is_rounded_by_kernel,
-    rounded_rows,
-    rounding_fields,
-)
+from vllm_lite.kernels.cpu.elementwise import KINDS
+from vllm_lite.kernels.cpu.grouped import PackedGrouped, rounding_fields
 from vllm_lite.kernels.reference.experts import EXPERT_SCORES, SWIGLU, ExpertForm, Routing
 from vllm_lite.kernels.reference.linear import PackedLinear
 from vllm_lite.kernels.reference.quantized import QuantizedWeight
@@ -47,7 +41,6 @@ class PackedExperts:
     num_outputs: int  # M
     num_inputs: int  # N
     rounding: ActivationRounding | None  # by `join_roundings`, of grouped weights alone
-    is_rounded_by_kernel: bool  # if at all
 
     @property
     def storage(self) -> int:
@@ -78,9 +71,8 @@ def pack_experts(
         else:
             entries.append((weight.data.data_ptr(), 0, bias))
     rounding = join_roundings(roundings)
-    parts = [part for weight in held if isinstance(weight, tuple) for part in weight]
     if rounding is not None:
-        if not parts:
+        if not fields:
             raise refuse("pack_experts", "rounds only what grouped weights read")
         check_floats("pack_experts", "scale", rounding.scale, len(held), 1)
         check_floats("pack_experts", "zero", rounding.zero, len(held), 1)
@@ -92,7 +84,6 @@ def pack_experts(
         sizes[0],
         sizes[1],
         rounding,
-        all(rounding is None or is_rounded_by_kernel(rounding, part) for part in parts),
     )
 
 
@@ -145,8 +136,6 @@ def experts_mlp(
     _check(x, ids, weights, gate_up, down)
     if form.act not in KINDS:
         raise refuse("experts_mlp", f"{form.act!r} is unknown; known: {', '.join(KINDS)}")
-    if not (gate_up.is_rounded_by_kernel and down.is_rounded_by_kernel):
-        return _in_steps(x, ids - first_expert, weights, gate_up, down, form, out_dtype)
     # One row a token, as recorded steps count memory.
     places = torch.empty(num_tokens, top_k, dtype=torch.int32)
     rows = torch.empty(num_tokens, top_k * size, dtype=torch.float32)
@@ -163,59 +152,6 @@ def experts_mlp(
         *(places, rows, hidden, out),
         *(top_k, first_expert, len(gate_up.weights), size, inner),
     )
-    return out
-
-
-def _in_steps(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: PackedExperts,
-    down: PackedExperts,
-    form: ExpertForm,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
-    """The same by linear layers, between which torch rounds as no kernel does."""
-    inner, experts, rows, pairs_per_row = down.num_inputs, ids.flatten(), x, ids.shape[1]
-    if form.scales_inputs:
-        rows = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
-        weights, pairs_per_row = torch.ones_like(weights), 1
-    made = _products(rows, gate_up, experts, x.dtype, pairs_per_row)
-    if gate_up.num_outputs == inner:
-        hidden = activation(made, form.act)
-    else:
-        made[:, :inner].clamp_(max=form.limit)
-        made[:, inner:].clamp_(-form.limit, form.limit).add_(form.shift)
-        hidden = act_and_mul(made, form.act)
-    results = torch.unflatten(_products(hidden, down, experts, torch.float32), 0, ids.shape)
-    total = torch.zeros(x.shape)
-    for result, shares in zip(results.unbind(1), weights.unbind(1), strict=True):
-        total += result * shares[:, None]
-    return total.to(out_dtype or x.dtype)
-
-
-def _products(
-    rows: Tensor,
-    stack: PackedExperts,
-    experts: Tensor,
-    out_dtype: torch.dtype,
-    pairs_per_row: int = 1,
-) -> Tensor:
-    """Each pair's product by the weight of its expert; zeros for those of other ranks' experts."""
-    if stack.rounding is not None:
-        if stack.rounding.scale is not None:  # each pair's own
-            rows, pairs_per_row = rows.repeat_interleave(pairs_per_row, 0), 1
-        held = experts[::pairs_per_row].clamp(0, len(stack.weights) - 1)
-        rows = rounded_rows(rows, stack.rounding.of_experts(held))
-    out = torch.zeros(len(experts), stack.num_outputs, dtype=out_dtype)
-    for expert in {*range(len(stack.weights))}.intersection(experts.tolist()):
-        own, weight = (experts == expert).nonzero()[:, 0], stack.weights[expert]
-        assert isinstance(weight, tuple)
-        biases: Sequence[Tensor | None] = [None] * len(weight)
-        if stack.biases:
-            biases = stack.biases[expert].split([part.num_outputs for part in weight])
-        taken, parts = rows[own // pairs_per_row], zip(weight, biases, strict=True)
-        out[own] = torch.cat([grouped_linear(taken, *part, out_dtype) for part in parts], 1)
     return out
 
 

@@ -26,12 +26,10 @@ from vllm_lite.kernels.cpu.arguments import (
 from vllm_lite.kernels.cpu.calls import calls
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights
 from vllm_lite.kernels.grouped_weight import GroupedWeight
-from vllm_lite.kernels.reference.rounding import ActivationRounding, round_activations
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 
 # Inputs of a unit of codes.
 _UNIT = 32
-# kSegment of csrc/cpu/kernel_table.h.
-_SEGMENT = 128
 _TABLE, _INT8, _E4M3, _E5M2, _BOOK, _TWO_BOOKS, _BRIEF_BOOK, _TWO_BRIEF_BOOKS = range(8)
 # In the order of ScaleKind in csrc/cpu/kernel_table.h.
 _SCALES = (
@@ -41,6 +39,8 @@ _SCALES = (
     torch.float8_e4m3fn,
     torch.float8_e8m0fnu,
 )
+# In the order of RowScales in csrc/cpu/kernel_table.h.
+_ROW_SCALES = ("float32", "e8m0", "ue8m0", "float8_e4m3fn")
 # DType of csrc/cpu/kernel_table.h.
 _NUMBERS = {torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 
@@ -56,7 +56,6 @@ class PackedGrouped:
     group_size: int
     num_outputs: int  # M
     num_inputs: int  # N, or of a row whose zeros the columns of padding multiply
-    is_permuted: bool
 
     @property
     def nbytes(self) -> int:
@@ -88,8 +87,7 @@ def pack_grouped(weight: PackedWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     kept = tuple(plane for plane in planes if plane is not None)
     fields = torch.tensor([*addresses, *numbers, *sizes])
-    sizes, is_permuted = (weight.num_outputs, weight.row_size), weight.permutation is not None
-    return PackedGrouped(data, kept, fields, weight.kind, size, *sizes, is_permuted)
+    return PackedGrouped(data, kept, fields, weight.kind, size, weight.num_outputs, weight.row_size)
 
 
 def _pack_books(weight: CodebookWeight) -> PackedGrouped:
@@ -115,7 +113,7 @@ def _pack_books(weight: CodebookWeight) -> PackedGrouped:
     sizes = (weight.num_outputs, weight.num_inputs)
     # Two bits for each input.
     fields = torch.tensor([*addresses, kind, 2, _SCALES.index(scales.dtype), 0, size, *sizes])
-    return PackedGrouped(data, (scales, books), fields, weight.kind, size, *sizes, False)
+    return PackedGrouped(data, (scales, books), fields, weight.kind, size, *sizes)
 
 
 def _code_kind(weight: GroupedWeight) -> tuple[int, int]:
@@ -205,8 +203,6 @@ def grouped_linear(
     zero = None if rounding is None else rounding.zero
     check_floats("grouped_linear", "scale", scale, 1)
     check_floats("grouped_linear", "zero", zero, 1)
-    if rounding is not None and not is_rounded_by_kernel(rounding, weight):
-        x, rounding = rounded_rows(x, rounding), None
     out = result_of("grouped_linear", out, (len(x), weight.num_outputs), out_dtype)
     calls.get().grouped_linear(
         *(len(x), dtype_number("grouped_linear", x), x, row_stride("grouped_linear", x)),
@@ -216,33 +212,24 @@ def grouped_linear(
     return out
 
 
-def rounded_rows(x: Tensor, rounding: ActivationRounding) -> Tensor:
-    """Rows that torch rounds, of a type that the kernels multiply."""
-    rounded = round_activations(x, rounding)
-    # Small floats times powers of two are numbers of bfloat16 too, whose product is faster.
-    is_brief = x.dtype is torch.bfloat16 and rounding.scales in ("e8m0", "ue8m0")
-    return rounded.bfloat16() if is_brief else rounded
-
-
-def rounding_fields(rounding: ActivationRounding | None, num_inputs: int) -> tuple[Any, ...]:
+def rounding_fields(rounding: ActivationRounding | None, row_size: int) -> tuple[Any, ...]:
     """The fields of RowRounding (csrc/cpu/kernel_table.h)."""
     if rounding is None:
-        return (0, 0, None, False, None, False)
-    by = (_NUMBERS[rounding.number], rounding.group_size or num_inputs, rounding.scale)
-    return (*by, rounding.is_shifted, rounding.zero, rounding.scales == "ue8m0")
-
-
-def is_rounded_by_kernel(rounding: ActivationRounding, weight: PackedGrouped) -> bool:
-    """Whether rows of codes times a scale are the product's, by groups of whole segments."""
-    if rounding.values is not None or rounding.scales not in ("float32", "ue8m0"):
-        return False
-    if rounding.largest:
-        return False
-    size = rounding.group_size
-    if rounding.is_shifted and (size or (rounding.scale is None) != (rounding.zero is None)):
-        return False
-    is_whole = not size or size % _SEGMENT == 0 or size == weight.group_size
-    return is_whole and not (size and rounding.scale is not None) and not weight.is_permuted
+        return (row_size, 0, 0, 0, None, False, None, None, 0, 0.0)
+    size = 0 if rounding.is_shifted else rounding.group_size
+    # Groups' own scales take no other but as a factor of theirs.
+    has_scale = not size or rounding.scales == "float8_e4m3fn"
+    if rounding.is_shifted:
+        has_scale = rounding.zero is not None
+    values = rounding.values if size else None
+    number = torch.float8_e4m3fn if values is not None else rounding.number
+    if values is not None:
+        check_floats("rounding", "values", values, len(values))
+    return (
+        *(row_size, size or row_size, _NUMBERS[number], _ROW_SCALES.index(rounding.scales)),
+        *(rounding.scale if has_scale else None, rounding.is_shifted, rounding.zero),
+        *(values, 0 if values is None else len(values), rounding.largest),
+    )
 
 
 def grouped_lookup(

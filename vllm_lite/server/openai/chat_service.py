@@ -22,12 +22,8 @@ class ChatService:
 
     async def create(self, request: Request) -> Response:
         """Create a chat completion, streamed or whole."""
-        return await self.answer(await read_json(request), request)
-
-    async def answer(self, raw: dict[str, object], request: Request) -> Response:
-        """Create a chat completion from `request`'s body, already read."""
         context = self._context
-        body = accepted(ChatCompletionRequest, raw)
+        body = accepted(ChatCompletionRequest, await read_json(request))
         context.check_model(body.model)
         request_id = context.request_id("chatcmpl-", request, body.request_id)
         body.priority = context.priority(request, body.priority)

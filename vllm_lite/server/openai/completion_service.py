@@ -36,12 +36,8 @@ class CompletionService:
 
     async def create(self, request: Request) -> Response:
         """Create a completion, streamed or whole."""
-        return await self.answer(await read_json(request), request)
-
-    async def answer(self, raw: dict[str, object], request: Request) -> Response:
-        """Create a completion from `request`'s body, already read."""
         context = self._context
-        body = accepted(CompletionRequest, raw)
+        body = accepted(CompletionRequest, await read_json(request))
         context.check_model(body.model)
         body.check()
         request_id = context.request_id("cmpl-", request, body.request_id)
@@ -121,9 +117,9 @@ class InvocationsService:
         """Create a chat completion from messages, or a completion from a prompt."""
         raw = await read_json(request)
         if "messages" in raw:
-            return await self._chat.answer(raw, request)
+            return await self._chat.create(request)
         if "prompt" in raw:
-            return await self._completion.answer(raw, request)
+            return await self._completion.create(request)
         raise RequestError(
             "The body has neither messages, as a chat request has, nor the prompt of a completion"
         )

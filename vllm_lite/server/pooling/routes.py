@@ -5,7 +5,7 @@ An engine's tasks decide which routes answer; the others refuse with 400 and wha
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -115,21 +115,18 @@ class Invocations:
 
     def __init__(self, context: ServingContext, facts: PoolingFacts) -> None:
         vectors = VectorService(context)
-        self._answer: dict[str, Callable[[dict[str, object], Request], Awaitable[Response]]] = {
-            "pooling": vectors.pooling
-        }
+        self._answer: dict[str, Endpoint] = {"pooling": vectors.pool}
         if facts.default_task == "embed":
-            self._answer["input"] = vectors.embedding
+            self._answer["input"] = vectors.embed
         elif facts.default_task == "classify":
-            self._answer["input"] = ClassifyService(context).classes
+            self._answer["input"] = ClassifyService(context).classify
         if facts.score_type is not None:
             scores = ScoreService(context)
-            self._answer |= {"rerank": scores.ranks, "score": scores.scores}
+            self._answer |= {"rerank": scores.rerank, "score": scores.score}
 
     async def create(self, request: Request) -> Response:
         """Answer as the route that has such a body."""
-        raw = await read_json(request)
-        fields = raw.keys()
+        fields = (await read_json(request)).keys()
         kind = "pooling" if fields & {"task", "data"} else "input"
         if {"query", "documents"} <= fields:
             kind = "rerank"
@@ -144,4 +141,4 @@ class Invocations:
             kind = "pooling"
         if kind not in self._answer:
             raise RequestError("This model scores no pairs of texts")
-        return await self._answer[kind](raw, request)
+        return await self._answer[kind](request)

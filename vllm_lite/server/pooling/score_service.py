@@ -46,15 +46,12 @@ class ScoreService:
 
     async def score(self, request: Request) -> Response:
         """Score pairs of texts."""
-        return await self.scores(await read_json(request), request)
-
-    async def scores(self, raw: dict[str, object], request: Request) -> Response:
-        """The same for `request`'s body, already read."""
-        body = read(ScoreRequest, raw)
+        body = read(ScoreRequest, await read_json(request))
         names = body.names
         firsts, seconds = (texts_of(getattr(body, name), name) for name in names)
         check_counts(len(firsts), len(seconds), names)
-        found, pooled = await self._scored(body, request, firsts, seconds)
+        with naming(body.texts_field):
+            found, pooled = await self._scored(body, request, firsts, seconds)
         data = [
             {"index": index, "object": "score", "score": one} for index, one in enumerate(found)
         ]
@@ -63,16 +60,13 @@ class ScoreService:
 
     async def rerank(self, request: Request) -> Response:
         """Sort documents by how well they fit a query."""
-        return await self.ranks(await read_json(request), request)
-
-    async def ranks(self, raw: dict[str, object], request: Request) -> Response:
-        """The same for `request`'s body, already read."""
-        body = read(RerankRequest, raw)
+        body = read(RerankRequest, await read_json(request))
         query, documents = texts_of(body.query, "query"), texts_of(body.documents, "documents")
         if len(query) != 1:
             raise RequestError.about("query", "must be one text")
         check_counts(1, len(documents), ("query", "documents"))
-        found, pooled = await self._scored(body, request, query, documents)
+        with naming(body.texts_field):
+            found, pooled = await self._scored(body, request, query, documents)
         best = sorted(range(len(found)), key=lambda index: -found[index])
         results: list[dict[str, object]] = []
         for index in best[: body.top_n or None]:
@@ -93,17 +87,6 @@ class ScoreService:
     ) -> tuple[list[float], Pooled]:
         """The score of each pair, and what it was made of; raises RequestError."""
         request_id = begin(self._context, body, "score-", request)
-        with naming(body.texts_field):
-            return await self._computed(body, request, request_id, firsts, seconds)
-
-    async def _computed(
-        self,
-        body: ScoringBody,
-        request: Request,
-        request_id: str,
-        firsts: list[str],
-        seconds: list[str],
-    ) -> tuple[list[float], Pooled]:
         context, limits = self._context, self._limits(body)
         if self._kind == "cross-encoder":
             prompts, params = await self._pairs(body, limits, firsts, seconds)

@@ -51,20 +51,12 @@ class VectorService:
 
     async def embed(self, request: Request) -> Response:
         """Embed texts, token ids or conversations."""
-        return await self.embedding(await read_json(request), request)
-
-    async def embedding(self, raw: dict[str, object], request: Request) -> Response:
-        """Embed what `request`'s body, already read, asks for."""
-        body = read(EmbeddingRequest, raw)
+        body = read(EmbeddingRequest, await read_json(request))
         return await self._answer(body, "embed", ("embd-", "embedding"), request)
 
     async def pool(self, request: Request) -> Response:
         """Give the result of any of the model's tasks, also for each token."""
-        return await self.pooling(await read_json(request), request)
-
-    async def pooling(self, raw: dict[str, object], request: Request) -> Response:
-        """The same for `request`'s body, already read."""
-        body = read(PoolingRequest, raw)
+        body = read(PoolingRequest, await read_json(request))
         if body.data is not None:
             return await processed(self._context, body, request)
         facts = facts_of(self._context)
@@ -239,12 +231,8 @@ class ClassifyService:
 
     async def classify(self, request: Request) -> Response:
         """Give the classes of texts, token ids or conversations."""
-        return await self.classes(await read_json(request), request)
-
-    async def classes(self, raw: dict[str, object], request: Request) -> Response:
-        """The same for `request`'s body, already read."""
         context = self._context
-        body = read(ClassifyRequest, raw)
+        body = read(ClassifyRequest, await read_json(request))
         request_id = begin(context, body, "classify-", request)
         params = PoolingParams(task="classify", use_activation=body.use_activation)
         with naming(body.texts_field):

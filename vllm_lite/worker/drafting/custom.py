@@ -11,22 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
-from vllm_lite.worker.drafting.interface import DraftRows
+from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
 from vllm_lite.worker.request_states import RequestStates
-from vllm_lite.worker.step_plan import Int32s, StepPlan
+from vllm_lite.worker.step_plan import Int32s
 
 _NONE = np.empty(0, np.int32)
 _FLAG = "--speculative-config.model"
 
 
-class CustomDrafts:
+class CustomDrafts(StepDrafter):
     """Asks an object of the class that --speculative-config.model names."""
-
-    observes = follows = False
 
     def __init__(self, config: VllmConfig, states: RequestStates) -> None:
         """Raises UsageError where there is no such class."""
@@ -34,7 +31,6 @@ class CustomDrafts:
         self._proposer = _make_proposer(config, str(config.speculative.model))
 
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
-        """Up to `rows.most` tokens of each request that may follow its known ones."""
         drafts = [_NONE] * len(rows.slots)
         wanting = (rows.most > 0).nonzero()[0]
         if not len(wanting):
@@ -49,12 +45,6 @@ class CustomDrafts:
             unknown = ((array < 0) | (array >= self._states.vocab_size)).nonzero()[0]
             drafts[row] = array[: unknown[0] if len(unknown) else count].astype(np.int32)
         return drafts
-
-    def observe(self, hidden: Tensor, plan: StepPlan) -> None:
-        """Do nothing."""
-
-    def remember(self, request_id: str, num_unread: int) -> None:
-        """Do nothing."""
 
 
 def _make_proposer(config: VllmConfig, path: str) -> Any:

@@ -30,23 +30,20 @@ from vllm_lite.worker.drafting.heads import HeadDrafts, MedusaDrafts
 from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
 from vllm_lite.worker.drafting.model import DraftModel, Forward, most_draft_tokens
 from vllm_lite.worker.request_states import RequestStates
-from vllm_lite.worker.step_plan import Int32s, StepPlan
+from vllm_lite.worker.step_plan import Int32s
 
 _NONE = np.empty(0, np.int32)
 # Makes a faster forward pass of a model, for so many tokens at a time; or of another `forward`.
 Record = Callable[..., Forward]
 
 
-class TextDrafts:
+class TextDrafts(StepDrafter):
     """Drafts from texts alone, request by request."""
-
-    observes = follows = False
 
     def __init__(self, drafter: Drafter, states: RequestStates) -> None:
         self._drafter, self._states = drafter, states
 
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
-        """Up to `rows.most` tokens of each request that may follow its known ones."""
         states = self._states
         token_ids, scopes = states.tokens.token_ids, states.scopes
         columns = zip(rows.slots.tolist(), rows.ends.tolist(), rows.most.tolist(), strict=True)
@@ -55,11 +52,7 @@ class TextDrafts:
             for slot, end, most in columns
         ]
 
-    def observe(self, hidden: Tensor, plan: StepPlan) -> None:
-        """Do nothing."""
-
     def remember(self, request_id: str, num_unread: int) -> None:
-        """Take note of a request that ended, of whose tokens the host lacks the last so many."""
         self._drafter.remember(*self._states.output_of(request_id, num_unread))
 
 

@@ -19,7 +19,7 @@ from vllm_lite.kernels.transfer import to_device
 from vllm_lite.models.draft_head import DraftHead
 from vllm_lite.models.medusa import MedusaModel
 from vllm_lite.worker.batch import HostInputs
-from vllm_lite.worker.drafting.interface import DraftRows
+from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
 
@@ -55,10 +55,10 @@ class LastRows:
         return [kept[to_device(slots, kept.device)] for kept in self._rows]
 
 
-class HeadDrafts:
+class HeadDrafts(StepDrafter):
     """Guesses token after token by a head with layers of its own."""
 
-    observes, follows = True, False
+    observes = True
 
     def __init__(self, config: VllmConfig, head: DraftHead, inputs: HostInputs) -> None:
         """`config` is the head's own."""
@@ -72,7 +72,6 @@ class HeadDrafts:
 
     @torch.inference_mode()
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
-        """Take in a step's hidden states [T, N], request by request, of accepted drafts too."""
         slots, starts = plan.slots, plan.starts
         ends = np.minimum(self._states.num_computed_tokens[slots], self._max_len)
         counts = np.maximum(ends - starts, 0)
@@ -89,7 +88,6 @@ class HeadDrafts:
 
     @torch.inference_mode()
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
-        """Up to `rows.most` tokens of each request that may follow its known ones."""
         most = np.clip(self._max_len - rows.ends, 0, rows.most)
         most *= self._last.are_of(rows.slots, rows.ends - 1)
         drafts = np.zeros((len(most), int(most.max(initial=0))), np.int32)
@@ -111,9 +109,6 @@ class HeadDrafts:
             last, hidden = self._run(slots[goes_on], ends[goes_on] - 1, ones, hidden)
         return [ids[:count] for ids, count in zip(drafts, most.tolist(), strict=True)]
 
-    def remember(self, request_id: str, num_unread: int) -> None:
-        """Do nothing."""
-
     def _run(
         self, slots: Int64s, starts: Int64s, counts: Int64s, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -130,10 +125,10 @@ class HeadDrafts:
         return results[0][at], results[1][at]
 
 
-class MedusaDrafts:
+class MedusaDrafts(StepDrafter):
     """Guesses several tokens of one hidden state."""
 
-    observes, follows = True, False
+    observes = True
 
     def __init__(self, head: MedusaModel, states: RequestStates) -> None:
         self._head, self._states = head, states
@@ -141,14 +136,12 @@ class MedusaDrafts:
 
     @torch.inference_mode()
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
-        """Take in a step's hidden states [T, N], request by request, of accepted drafts too."""
         ends = self._states.num_computed_tokens[plan.slots]
         at = plan.counts.cumsum() - plan.counts + ends - plan.starts - 1
         self._last.store(plan.slots, ends, hidden[to_device(at, hidden.device)])
 
     @torch.inference_mode()
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
-        """Up to `rows.most` tokens of each request that may follow its known ones."""
         most = np.minimum(rows.most, self._head.most)
         most = most * self._last.are_of(rows.slots, rows.ends - 1)
         drafts = np.zeros((len(most), int(most.max(initial=0))), np.int32)
@@ -157,6 +150,3 @@ class MedusaDrafts:
             (last,) = self._last.take(rows.slots[going])
             drafts[going] = self._head.propose(last, drafts.shape[1]).cpu().numpy()
         return [ids[:count] for ids, count in zip(drafts, most.tolist(), strict=True)]
-
-    def remember(self, request_id: str, num_unread: int) -> None:
-        """Do nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -23,22 +22,20 @@ class DraftRows:
     most: Int64s
 
 
-class StepDrafter(Protocol):
-    """Guesses tokens of the requests of steps."""
+class StepDrafter:
+    """Guesses tokens of the requests of steps; base of all that do."""
 
     # Whether it looks at each step, once the host has the tokens that were sampled.
-    observes: bool
+    observes = False
     # Whether it is asked before each step, also for no drafts.
-    follows: bool
+    follows = False
 
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
         """Up to `rows.most` tokens of each request that may follow its known ones."""
-        ...
+        raise NotImplementedError
 
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
         """Take in a step's hidden states [T, N], request by request, of accepted drafts too."""
-        ...
 
     def remember(self, request_id: str, num_unread: int) -> None:
         """Take note of a request that ended, of whose tokens the host lacks the last so many."""
-        ...

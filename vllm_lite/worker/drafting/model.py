@@ -17,9 +17,9 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.kernels.metadata import attention_metadata
 from vllm_lite.models.interfaces import CausalLM
 from vllm_lite.worker.batch import HostInputs
-from vllm_lite.worker.drafting.interface import DraftRows
+from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
 from vllm_lite.worker.request_states import RequestStates
-from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
+from vllm_lite.worker.step_plan import Int32s, Int64s
 
 # Input ids [T] and positions [T] to hidden states [T, N], inside `attention_metadata(...)`.
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -30,10 +30,8 @@ def most_draft_tokens(config: VllmConfig) -> int:
     return config.scheduler.max_num_batched_tokens + config.cache.block_size
 
 
-class DraftModel:
+class DraftModel(StepDrafter):
     """Guesses what the draft model finds likeliest, for all requests of a step at once."""
-
-    observes = False
 
     def __init__(
         self,
@@ -63,7 +61,6 @@ class DraftModel:
 
     @torch.inference_mode()
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
-        """Up to `rows.most` tokens of each request that may follow its known ones."""
         slots, ends = rows.slots, np.minimum(rows.ends, self._max_len)
         most = np.clip(self._max_len - rows.ends, 0, rows.most)
         drafts = np.zeros((len(slots), int(most.max(initial=0))), np.int32)
@@ -97,12 +94,6 @@ class DraftModel:
         held = self._wanted(ends[due], blocks.shape[1])
         self._filled[blocks[due]] = np.maximum(self._filled[blocks[due]], held)
         return [self._known(ids[:count]) for ids, count in zip(drafts, most.tolist(), strict=True)]
-
-    def observe(self, hidden: Tensor, plan: StepPlan) -> None:
-        """Do nothing: tokens are all that it reads."""
-
-    def remember(self, request_id: str, num_unread: int) -> None:
-        """Do nothing."""
 
     def _begin_blocks(self, block_ids: list[list[int]]) -> None:
         """Forget what blocks held that begin anew, a list for each group."""
