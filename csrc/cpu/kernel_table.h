@@ -630,7 +630,7 @@ struct RowRounding {
   DType number;        // kInt8, kFloat8E4M3 or kFloat8E5M2
   RowScales scales;
   const float* scale;  // null, or [1]: that of all codes; a factor of scales that are 8-bit floats
-  // Codes of int8 and one group from a row's least value to its greatest, or by `scale` and `zero`.
+  // Codes of int8 from a group's least value to its greatest, or by `scale` and `zero`.
   bool is_shifted;
   const float* zero;    // null, or [1]: the code of zero
   const float* values;  // null, or [num_values]: codes >= 0, in order, in place of those of `number`

@@ -197,6 +197,8 @@ ROUNDINGS = {
     "int8": ActivationRounding(INT8),
     "int8 groups": ActivationRounding(INT8, 32),
     "int8 bounded": ActivationRounding(INT8, largest=0.3),
+    "int8 groups, shifted": ActivationRounding(INT8, 32, is_shifted=True),
+    "int8 odd groups, shifted": ActivationRounding(INT8, 24, is_shifted=True, largest=0.3),
     "int8 shifted and bounded": ActivationRounding(INT8, is_shifted=True, largest=0.3),
     "fp8 static and bounded": ActivationRounding(FP8, scale=TENTH, largest=0.3),
 }

@@ -104,12 +104,15 @@ struct CodeScale {
 template <class T, class Round>
 static inline void code_group(const T* x, int64_t size, const CodeScale& by, float limit,
                               Round&& rounded, float times, float* codes) {
-  const Vec most = broadcast(limit), least = broadcast(-limit);
-  for_each_vector(size, [&](int64_t i, int64_t count) {
-    const Vec v = load_upto(x + i, count);
-    Vec steps = by.factor > 0.0f ? v * broadcast(by.factor) : v / broadcast(by.scale);
-    steps = by.is_usable ? max_lanes(min_lanes(steps, most), least) : Vec{};
-    store_upto(codes + i, rounded(steps) * broadcast(times), count);
+  const auto write = [&](auto&& steps_of) {
+    for_each_vector(size, [&](int64_t i, int64_t count) {
+      store_upto(codes + i, rounded(steps_of(load_upto(x + i, count))) * broadcast(times), count);
+    });
+  };
+  if (!by.is_usable) return write([](Vec) { return Vec{}; });
+  if (by.factor > 0.0f) return write([&](Vec v) { return v * broadcast(by.factor); });
+  write([&](Vec v) {
+    return max_lanes(min_lanes(v / broadcast(by.scale), broadcast(limit)), broadcast(-limit));
   });
 }
 
@@ -134,7 +137,7 @@ static inline Range range_of(const T* x, int64_t size) {
   return {bit_cast<float>(in_order(ends[0])), bit_cast<float>(ends[1])};
 }
 
-// How a row becomes codes of int8, all with one scale: as many steps of it, and `zero` more.
+// How a row or a group becomes codes of int8, all with one scale: as many steps of it, and `zero` more.
 struct RowScale {
   float scale, zero = 0.0f, factor = 0.0f;
   bool is_given, is_shifted;
@@ -181,26 +184,35 @@ static inline void code_row(const RowRounding& by, const GroupedWeight& w, const
     within.largest = 0.0f;
     return code_row(within, w, codes, codes, scales);
   }
-  if (by.is_shifted) {
-    const RowScale scale(by, [&] { return range_of(x, by.row_size); });
-    for_each_vector(by.row_size, [&](int64_t i, int64_t count) {
-      const BitsVec steps = to_integers(scale.steps_of(load_upto(x + i, count)));
-      store_upto(codes + i, __builtin_convertvector(bit_cast<IntVec>(steps), Vec), count);
-    });
-    for (int64_t i = 0; i < room_of_segments(w); ++i) scales[i] = scale.scale;
-    return;
-  }
   const bool are_codes = has_codes(by, w);
-  with_rounding(by, [&](auto rounded, float limit) {
+  // `code` writes the codes of some inputs times their scale, or 1, and returns the scale.
+  const auto for_each_group = [&](auto&& code) {
     for (int64_t first = 0, segment = 0, size; first < by.row_size; first += size) {
       size = min_of(by.group_size, by.row_size - first);
-      const CodeScale scale(by, limit, [&] { return largest_magnitude(x + first, size); });
-      const float times = are_codes ? 1.0f : scale.scale;
-      code_group(x + first, size, scale, limit, rounded, times, codes + first);
+      const float scale = code(x + first, size, codes + first);
       // A row that is padded is one group.
       const int64_t end = first + size < by.row_size ? first + size : w.num_inputs;
-      for (; are_codes && segment < end; segment = segment_end(w, segment)) *scales++ = scale.scale;
+      for (; are_codes && segment < end; segment = segment_end(w, segment)) *scales++ = scale;
     }
+  };
+  if (by.is_shifted) {
+    return for_each_group([&](const T* from, int64_t size, float* to) {
+      const RowScale scale(by, [&] { return range_of(from, size); });
+      const Vec times = broadcast(are_codes ? 1.0f : scale.scale);
+      for_each_vector(size, [&](int64_t i, int64_t count) {
+        const BitsVec steps = to_integers(scale.steps_of(load_upto(from + i, count)));
+        const Vec code = __builtin_convertvector(bit_cast<IntVec>(steps), Vec);
+        store_upto(to + i, code * times, count);
+      });
+      return scale.scale;
+    });
+  }
+  with_rounding(by, [&](auto rounded, float limit) {
+    for_each_group([&](const T* from, int64_t size, float* to) {
+      const CodeScale scale(by, limit, [&] { return largest_magnitude(from, size); });
+      code_group(from, size, scale, limit, rounded, are_codes ? 1.0f : scale.scale, to);
+      return scale.scale;
+    });
   });
 }
 

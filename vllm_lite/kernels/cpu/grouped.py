@@ -216,7 +216,7 @@ def rounding_fields(rounding: ActivationRounding | None, row_size: int) -> tuple
     """The fields of RowRounding (csrc/cpu/kernel_table.h)."""
     if rounding is None:
         return (row_size, 0, 0, 0, None, False, None, None, 0, 0.0)
-    size = 0 if rounding.is_shifted else rounding.group_size
+    size = rounding.group_size
     # Groups' own scales take no other but as a factor of theirs.
     has_scale = not size or rounding.scales == "float8_e4m3fn"
     if rounding.is_shifted:

@@ -33,8 +33,8 @@ class ActivationRounding:
     values: Tensor | None = None
     # Of groups: powers of two, down (e8m0) or up (ue8m0); or 8-bit floats times `scale`.
     scales: Literal["float32", "e8m0", "ue8m0", "float8_e4m3fn"] = "float32"
-    # Rows of int8 begin at their least value, rather than lie around zero; or `zero` [1] float32
-    # is the code of zero, with `scale` and as many.
+    # Rows or groups of int8 begin at their least value, rather than lie around zero; or `zero` [1]
+    # float32 is the code of zero, with `scale` and as many.
     is_shifted: bool = False
     zero: Tensor | None = None
     # Magnitudes beyond it are cut off first; 0: none are.
@@ -78,13 +78,14 @@ def round_activations(
     number, scale, size = rounding.number, rounding.scale, rounding.group_size
     if rounding.largest:
         x = x.clamp(-rounding.largest, rounding.largest)
-    if rounding.is_shifted:
-        return _round_shifted(x.float(), scale, rounding.zero)
-    if scale is not None and not size:
+    if scale is not None and not size and not rounding.is_shifted:
         return quantize_by_scale(x, scale, number).float() * scale
     num_inputs = x.shape[1]
     x = pad(x, (0, -num_inputs % size)) if size else x
-    if rounding.scales in ("float32", "ue8m0") and rounding.values is None:
+    if rounding.is_shifted:
+        groups = torch.unflatten(x.float(), 1, (-1, size or num_inputs))
+        groups = _round_shifted(groups, scale, rounding.zero)
+    elif rounding.scales in ("float32", "ue8m0") and rounding.values is None:
         quantize = by_rows if rounding.scales == "float32" else quantize_by_powers
         codes, scales = quantize(x, number, size)
         groups = torch.unflatten(codes.float(), 1, (scales.shape[1], -1)) * scales.unsqueeze(-1)
@@ -104,7 +105,9 @@ def to_values(x: Tensor, values: Tensor) -> Tensor:
 
 def power_of_two(highest: Tensor, largest: Tensor) -> Tensor:
     """The scale of a group by its highest magnitude (OCP Microscaling Formats, 2023)."""
-    exponent = torch.floor(torch.log2(highest)) - torch.floor(torch.log2(largest))
+    # Not by logarithms, which round up just below a power.
+    exponent = torch.frexp(highest).exponent - torch.frexp(largest).exponent
+    exponent = torch.where(highest.isinf(), 127, exponent)
     return torch.where(highest > 0, torch.exp2(exponent.clamp(-127, 127)), 1.0)
 
 
@@ -130,13 +133,15 @@ def _round_groups(groups: Tensor, rounding: ActivationRounding) -> Tensor:
 
 
 def _round_shifted(x: Tensor, scale: Tensor | None, zero: Tensor | None) -> Tensor:
+    """Groups [T, G, S]."""
     if scale is None or zero is None:
-        low, high = x.aminmax(dim=1, keepdim=True)
+        low, high = x.aminmax(dim=-1, keepdim=True)
         span = high.clamp(min=0) - low.clamp(max=0)
         is_usable = (span > SMALLEST_ROW) & span.isfinite()
         factor = torch.where(is_usable, torch.tensor(255.0) / span, 0.0)
         zero = (-128 - torch.where(is_usable, low.clamp(max=0) * factor, 0.0)).round()
         steps, scale = x * factor, span / 255
     else:
+        scale, zero = scale.view(-1, 1, 1), zero.view(-1, 1, 1)
         steps = x / scale
     return steps.clamp(-128 - zero, 127 - zero).round() * scale

@@ -14,11 +14,10 @@ import numpy as np
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.errors import UsageError
-from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
+from vllm_lite.worker.drafting.interface import NO_DRAFTS, DraftRows, StepDrafter
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s
 
-_NONE = np.empty(0, np.int32)
 _FLAG = "--speculative-config.model"
 
 
@@ -31,7 +30,7 @@ class CustomDrafts(StepDrafter):
         self._proposer = _make_proposer(config, str(config.speculative.model))
 
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
-        drafts = [_NONE] * len(rows.slots)
+        drafts = [NO_DRAFTS] * len(rows.slots)
         wanting = (rows.most > 0).nonzero()[0]
         if not len(wanting):
             return drafts

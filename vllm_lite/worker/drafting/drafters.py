@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,12 +26,11 @@ from vllm_lite.spec_decode.drafter import Drafter, make_drafter
 from vllm_lite.worker.batch import HostInputs
 from vllm_lite.worker.drafting.custom import CustomDrafts
 from vllm_lite.worker.drafting.heads import HeadDrafts, MedusaDrafts
-from vllm_lite.worker.drafting.interface import DraftRows, StepDrafter
+from vllm_lite.worker.drafting.interface import NO_DRAFTS, DraftRows, StepDrafter
 from vllm_lite.worker.drafting.model import DraftModel, Forward, most_draft_tokens
 from vllm_lite.worker.request_states import RequestStates
 from vllm_lite.worker.step_plan import Int32s
 
-_NONE = np.empty(0, np.int32)
 # Makes a faster forward pass of a model, for so many tokens at a time; or of another `forward`.
 Record = Callable[..., Forward]
 
@@ -48,7 +46,9 @@ class TextDrafts(StepDrafter):
         token_ids, scopes = states.tokens.token_ids, states.scopes
         columns = zip(rows.slots.tolist(), rows.ends.tolist(), rows.most.tolist(), strict=True)
         return [
-            self._drafter.propose(token_ids[slot, :end], most, scopes[slot]) if most > 0 else _NONE
+            self._drafter.propose(token_ids[slot, :end], most, scopes[slot])
+            if most > 0
+            else NO_DRAFTS
             for slot, end, most in columns
         ]
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from vllm_lite.worker.step_plan import Int32s, Int64s, StepPlan
+
+NO_DRAFTS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class DraftRows:
 
 
 class StepDrafter:
-    """Guesses tokens of the requests of steps; base of all that do."""
+    """Guesses tokens of the requests of steps; this base guesses none."""
 
     # Whether it looks at each step, once the host has the tokens that were sampled.
     observes = False
@@ -32,7 +35,7 @@ class StepDrafter:
 
     def propose(self, rows: DraftRows) -> Sequence[Int32s]:
         """Up to `rows.most` tokens of each request that may follow its known ones."""
-        raise NotImplementedError
+        return [NO_DRAFTS] * len(rows.slots)
 
     def observe(self, hidden: Tensor, plan: StepPlan) -> None:
         """Take in a step's hidden states [T, N], request by request, of accepted drafts too."""
