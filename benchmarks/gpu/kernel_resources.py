@@ -48,7 +48,6 @@ REGISTERS, PARTS = 64 * 1024, 4
 MAY_SPILL = (
     "encoder_attention_kernel",
     "fixed_linear_kernel",
-    "grouped_linear_kernel(kind=BookKind(vector=8, books=2,",
     "latent_attention_kernel",
     "paged_attention_kernel",
     "row_products_kernel",

@@ -240,7 +240,7 @@ ROWS = (
         ("qqq",),
         ("qqq",),
         "W4A8 in Marlin tiles",
-        "grouped integers; activations are not quantised",
+        "grouped integers",
         "other bits",
         _EXACT,
     ),

@@ -144,15 +144,17 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
         dtype: torch.dtype,
         keeps_packed: bool = True,
         is_exact: bool = False,
+        rounding: ActivationRounding | None = None,
     ) -> None:
         """Unless `keeps_packed`, weights are dequantised to dtype as they are loaded.
 
-        If `is_exact`, activations are not rounded.
+        If `is_exact`, activations are rounded by `rounding` only.
         """
         self._layout = layout
         super().__init__(dtype)
         self._keeps_packed = keeps_packed
         self._is_exact = is_exact
+        self._rounding = rounding
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
@@ -173,7 +175,7 @@ class GroupedLinearMethod(UnquantizedLinearMethod):
         if not self._keeps_packed:
             return plain_kernel(expand(weight).to(self._dtype), bias, out_dtype)
         is_exact = self._is_exact or is_fast_in_groups(self._dtype)
-        return grouped_kernel(weight, bias, out_dtype, is_exact=is_exact)
+        return grouped_kernel(weight, bias, out_dtype, self._rounding, is_exact)
 
 
 def is_fast_in_groups(dtype: torch.dtype) -> bool:

@@ -27,6 +27,7 @@ from vllm_lite.config.quantized.schemes import (
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.dispatch import gpu_only_ops, is_compiled, is_deterministic
 from vllm_lite.kernels.grouped_weight import GROUP_MULTIPLE, LEAST_GROUP
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.log import init_logger
 from vllm_lite.quantization.codebooks import CodebookMethod
 from vllm_lite.quantization.gguf import GGUFLinearMethod
@@ -184,11 +185,12 @@ def get_linear_method(
             f"{quantization}, whose tiles follow from the number of rows; leave one of them out"
         )
     if isinstance(form, StoredCodes):
-        return StoredCodesMethod(form, dtype, keeps)
+        return StoredCodesMethod(form, dtype, keeps, ops=gpu_only_ops())
     if isinstance(form, Codebooks):
         return CodebookMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
-        return GroupedLinearMethod(IntegerLayout(form), dtype, keeps)
+        rounding = ActivationRounding(torch.int8) if form.rounds_tokens else None
+        return GroupedLinearMethod(IntegerLayout(form), dtype, keeps, rounding=rounding)
     if isinstance(form, Rounded) and keeps:
         return RoundedLinearMethod(quantization or form.codes.number, form.codes, dtype)
     if isinstance(form, FlatBlocks):

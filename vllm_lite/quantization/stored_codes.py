@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vllm_lite.config.quantized.schemes import Rounding, StoredCodes
-from vllm_lite.kernels.dispatch import gpu_only_ops
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand
+from vllm_lite.kernels.reference.ops import GpuOps
 from vllm_lite.kernels.reference.rounding import ActivationRounding
 from vllm_lite.kernels.reference.scaled_linear import SCALE_BLOCK
 from vllm_lite.quantization.grouped import (
@@ -45,32 +45,33 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         dtype: torch.dtype,
         keeps_codes: bool = True,
         is_exact: bool = False,
+        ops: GpuOps | None = None,
     ) -> None:
         """Unless `keeps_codes`, weights are dequantised to dtype as they are loaded.
 
-        If `is_exact`, activations are rounded only as the form says.
+        If `is_exact`, activations are rounded only as the form says. `ops` multiply codes of one
+        byte; None: all weights are grouped.
         """
         super().__init__(dtype)
         self._form = form
         self._layout = CodesLayout(form)
         self._keeps_codes = keeps_codes
         self._is_exact = is_exact
-        self._ops = gpu_only_ops()
+        self._ops = ops
 
     def create_weights(self, input_size: int, output_size: int) -> dict[str, StoredTensor]:
         return self._layout.create_weights(input_size, output_size)
 
     def for_vocabulary(self) -> LinearMethod:
-        return StoredCodesMethod(self._form, self._dtype, self._keeps_codes, is_exact=True)
+        by = (self._form, self._dtype, self._keeps_codes)
+        return StoredCodesMethod(*by, is_exact=True, ops=self._ops)
 
     def for_experts(self) -> LinearMethod:
         """The method of a mixture's experts, whose operation takes grouped weights alone.
 
         Scales decide what fits GGUF's types, and experts have unlike ones.
         """
-        method = StoredCodesMethod(self._form, self._dtype, self._keeps_codes, is_exact=True)
-        method._ops = None
-        return method
+        return StoredCodesMethod(self._form, self._dtype, self._keeps_codes, is_exact=True)
 
     def make_table(self, weights: Mapping[str, StoredTensor]) -> EmbeddingTable:
         return make_table(read_weight(self._layout, weights), self._dtype, self._keeps_codes)

@@ -21,6 +21,7 @@ class PackedIntegers:
 
     group_size is how many inputs share a scale; None: all of them. Stored zero points of GPTQ's
     first format are less by one than those meant. A symmetric form may lack them.
+    If it `rounds_tokens`, inputs are rounded to int8 by each token's largest value.
     """
 
     layout: str
@@ -28,6 +29,7 @@ class PackedIntegers:
     group_size: int | None
     zeros_are_less_by_one: bool = False
     is_symmetric: bool = False
+    rounds_tokens: bool = False
     # Of BitBLAS's, which its tensors tell: codes for inputs of float16, and a tensor's suffix.
     is_paired: bool = False
     zeros: str = "zeros"

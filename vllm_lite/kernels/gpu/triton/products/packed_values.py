@@ -84,7 +84,11 @@ class BookKind:
     super: int
     halves: ClassVar[int] = 1
     is_book: ClassVar[bool] = True
-    tile: ClassVar[str] = "int4_groups"
+
+    @property
+    def tile(self) -> str:
+        """The kind of tile that a product takes."""
+        return "int8_groups" if self.books > 1 else "int4_groups"
 
 
 def planes_of(weight: PackedWeight) -> GroupedPlanes | BookPlanes:
