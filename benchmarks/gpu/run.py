@@ -242,7 +242,7 @@ def _sources() -> str:
 
 
 def _write(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float]) -> None:
-    """Write the JSON: this run's rows, and of sections that it has not run those that are there."""
+    """Write the JSON: this run's rows, and those there of sections that it has not run whole."""
     from measure.limits import device_name, versions
     from measure.report import read_rows
 
@@ -252,7 +252,14 @@ def _write(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float])
     before = _record(args)
     rows = [row.to_json() for row in read_rows(rows_file)]
     sections = {row["section"] for row in rows}
-    rows += [row for row in before.get("rows", []) if row["section"] not in sections]
+    failed = {row["section"] for row in rows if row["has_failed"]}
+    now = {(row["section"], row["work"], row["column"]) for row in rows}
+    rows += [
+        row
+        for row in before.get("rows", [])
+        if row["section"] not in sections - failed
+        and (row["section"], row["work"], row["column"]) not in now
+    ]
     order = [section.name for section in SECTIONS]
     record = {
         "device": device_name(args.dry_run),
@@ -269,12 +276,15 @@ def _write(args: argparse.Namespace, rows_file: Path, seconds: dict[str, float])
 
 
 def _show(args: argparse.Namespace, rows_file: Path) -> None:
-    """Print this run's table; end with 1 if a section failed."""
+    """Print this run's table, 40 lines at most; end with 1 if a section failed."""
     from measure.limits import device_name
-    from measure.report import read_rows, table
+    from measure.report import most_telling, read_rows, table
 
     rows = read_rows(rows_file)
-    print(f"\n{device_name(args.dry_run)}\n{table(rows)}")
+    shown, left = most_telling(rows, 36)
+    print(f"\n{device_name(args.dry_run)}\n{table(shown)}")
+    if left:
+        print(f"{left} more without a goal are in the output")
     if args.dry_run:
         print("dry run: no GPU was used and nothing was measured")
     sys.exit(any(row.has_failed for row in rows))

@@ -139,9 +139,29 @@ def test_a_resumed_run_repeats_only_what_failed_or_changed(tmp_path: Path) -> No
     assert left_out() == ["prefill_attention"]
 
 
-def test_a_section_without_time_is_reported(tmp_path: Path) -> None:
-    done = run("--dry-run", "--budget-s", 1, "--folder", tmp_path, "--sections", "serving")
+def test_a_section_without_time_is_reported_and_keeps_its_figures(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    words = ["--dry-run", "--folder", tmp_path, "--output", output, "--sections", "device"]
+    assert run(*words).returncode == 0
+    before = json.loads(output.read_text())["rows"]
+    done = run(*words, "--budget-s", 1)
     assert done.returncode == 1 and "no time was left" in done.stdout
+    (failed,) = (row for row in json.loads(output.read_text())["rows"] if row["has_failed"])
+    assert json.loads(output.read_text())["rows"] == [failed, *before]
+    # The figures are there, and yet not of a section that is done.
+    assert "left out, since they are done: none" in run(*words, "--resume").stdout
+
+
+def test_a_table_has_40_lines_at_most() -> None:
+    from measure.report import Row, most_telling, table
+
+    asked = [Row("a", f"asked {i}", 1.0, share=0.9, goal=0.8) for i in range(30)]
+    plain = [Row("b", f"plain {i}", 1.0) for i in range(10)]
+    failed = [Row("c", "failed", note="why", has_failed=True)]
+    shown, left = most_telling([*plain, *asked, *failed], 36)
+    assert shown == [*plain[:5], *asked, *failed] and left == 5
+    assert len(table(shown).splitlines()) == 37
+    assert most_telling(asked, 36) == (asked, 0)
 
 
 def test_goals_can_be_lower_or_upper_bounds() -> None:

@@ -76,6 +76,15 @@ def lines_of(rows: Sequence[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
+def most_telling(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
+    """The rows of `most` lines, and how many lines are left out: the last ones without a goal."""
+    lines = lines_of(rows)
+    plain = [line for line in lines if all(row.is_met is None for row in line)]
+    count = min(max(0, len(lines) - most), len(plain))
+    left = plain[len(plain) - count :]
+    return [row for line in lines if line not in left for row in line], count
+
+
 def cells(rows: Sequence[Row]) -> list[str]:
     """Work, value, share, goal and verdict of a line."""
     first = next((row for row in rows if row.value is not None or row.share is not None), rows[0])
