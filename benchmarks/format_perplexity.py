@@ -6,9 +6,10 @@
 The model is written plain, and from that in each format: by the writers of the tests where a tool
 would have written a checkpoint, by this package where it rounds in flight, and by llama.cpp's own
 quantiser (`make peers`) where it is a GGUF file, which is held against itself dequantised. Formats
-that share values cost the same, and one of them stands for all. What a tool finds from data
-(importance, a better grid) is not there: each weight takes its nearest value. Static scales of
-inputs hold what layers read in the text's first 512 tokens.
+that share values cost the same, and one of them stands for all. What a tool finds from data (a
+better grid) is not there: each weight takes its nearest value. But static scales of inputs hold
+what layers read in the text's first 512 tokens, and GGUF's IQ types, whose files nobody makes
+otherwise, weigh inputs by their squares there.
 
 perplexity.py scores, always in float32. Results are added to the file one by one, and what it has
 is not measured again; `make docs` writes the table of docs/quantization.md from it.
@@ -35,7 +36,14 @@ sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFWriter,
+    get_tensor_name_map,
+)
 from gguf.quants import dequantize
 from peers.engines import default_peers
 from peers.machine import describe_machine
@@ -81,6 +89,14 @@ class Result:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The least and the greatest number that a layer read, and each input's mean square."""
+
+    bounds: tuple[float, float]
+    squares: Any
+
+
 class Demo:
     """The demo model as files in a directory: one plain, and one at a time in another format."""
 
@@ -92,14 +108,18 @@ class Demo:
         self._state = load_file(self.plain / "model.safetensors")
 
     @cached_property
-    def ranges(self) -> dict[str, tuple[float, float]]:
-        """The least and greatest inputs of layers over the text's first 512 tokens."""
-        found: dict[str, tuple[float, float]] = {}
+    def inputs(self) -> dict[str, Inputs]:
+        """Inputs of layers over the text's first 512 tokens, also by GGUF's names of them."""
+        found: dict[str, Inputs] = {}
         model = LlamaForCausalLM.from_pretrained(self.plain, dtype=torch.float32)
+        names = get_tensor_name_map(MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
         for name, module in model.named_modules():
 
             def note(_: Any, args: Any, name: str = name) -> None:
-                found[name] = tuple(bound.item() for bound in args[0].aminmax())
+                low, high = args[0].aminmax()
+                squares = args[0].flatten(0, -2).square().mean(0)
+                found[name] = Inputs((low.item(), high.item()), squares.numpy())
+                found[str(names.get_name(name))] = found[name]
 
             if name.endswith("_proj"):
                 module.register_forward_pre_hook(note)
@@ -119,7 +139,7 @@ class Demo:
             parts, _ = quantise(name, tensor.float())
             layer = name.removesuffix(".weight")
             if not parts.keys().isdisjoint(("input_scale", "input_global_scale")):
-                parts = fitted(parts, inputs, *self.ranges[layer])
+                parts = fitted(parts, inputs, *self.inputs[layer].bounds)
             stored |= {f"{layer}.{suffix}": part.contiguous() for suffix, part in parts.items()}
         save_file(stored, self._other / "model.safetensors", {"format": "pt"})
         for file in self.plain.glob("*.json"):
@@ -139,7 +159,8 @@ class Demo:
                 inner = field.types[-1] if len(field.types) > 1 else None
                 writer.add_key_value(field.name, field.contents(), field.types[0], inner)
         with ThreadPoolExecutor() as pool:
-            stored = pool.map(partial(as_stored, kind), reader.tensors)
+            importance = self.inputs if kind.name.startswith("IQ") else {}
+            stored = pool.map(partial(as_stored, kind, importance), reader.tensors)
             for tensor, (values, own) in zip(reader.tensors, stored, strict=True):
                 writer.add_tensor(tensor.name, values, raw_dtype=own)
         writer.write_header_to_file()
@@ -149,7 +170,9 @@ class Demo:
         return path
 
 
-def as_stored(kind: GGMLQuantizationType, tensor: Any) -> tuple[Any, GGMLQuantizationType]:
+def as_stored(
+    kind: GGMLQuantizationType, importance: dict[str, Inputs], tensor: Any
+) -> tuple[Any, GGMLQuantizationType]:
     """A tensor's values as a file with matrices of `kind` has them, and their type."""
     values = dequantize(tensor.data, tensor.tensor_type)
     if values.ndim < 2:
@@ -157,7 +180,8 @@ def as_stored(kind: GGMLQuantizationType, tensor: Any) -> tuple[Any, GGMLQuantiz
     elements, _ = GGML_QUANT_SIZES[kind]
     fits = "token_embd" not in tensor.name and not values.shape[1] % elements
     own = kind if fits else GGMLQuantizationType.Q8_0
-    return quantised(values, own), own
+    read = importance.get(tensor.name.removesuffix(".weight"))
+    return quantised(values, own, np.ones(values.shape[1]) if read is None else read.squares), own
 
 
 @cache
@@ -178,14 +202,14 @@ def ggml() -> ctypes.CDLL | None:
     return library
 
 
-def quantised(values: Any, kind: GGMLQuantizationType) -> Any:
-    """Blocks of rows, uint8, by llama.cpp; all values count alike."""
+def quantised(values: Any, kind: GGMLQuantizationType, importance: Any) -> Any:
+    """Blocks of rows, uint8, by llama.cpp; each column counts as much as its importance."""
     library = ggml()
     assert library is not None
     rows, columns = values.shape
     values = np.ascontiguousarray(values, dtype=np.float32)
     blocks = np.empty((rows, library.ggml_row_size(int(kind), columns)), dtype=np.uint8)
-    importance = np.ones(columns, dtype=np.float32)
+    importance = np.ascontiguousarray(importance, dtype=np.float32)
     places = (values.ctypes.data, blocks.ctypes.data)
     library.ggml_quantize_chunk(int(kind), *places, 0, rows, columns, importance.ctypes.data)
     return blocks
