@@ -63,9 +63,10 @@ How to read the tables:
   loses almost nothing, and formats whose grid lies between those values (Q5_1) lose more than they
   usually do.
 - Each weight is rounded to the nearest value. What tools derive from data (AWQ's scales, GPTQ's
-  order, importance matrices) is missing: act-order's order is random, AQLM's codebook holds all
-  combinations of four values for eight inputs, and static activation scales come from the first 512
-  tokens of the text. So small a model also loses more than a large one.
+  order) is missing, but for the importance matrix of GGUF's IQ types: act-order's order is random,
+  AQLM's codebook holds all combinations of four values for eight inputs, and static activation
+  scales come from the first 512 tokens of the text. So small a model also loses more than a large
+  one.
 - Groups have 64 inputs unless another number is given, since 128 does not divide 576. Neither does
   256: K, IQ and TQ types hold only the down projections (1,536 inputs) of a GGUF file whose other
   layers are Q8_0. In flight, the other layers take another type (see "In flight").
@@ -168,11 +169,12 @@ ROWS = (
     Row(
         ("compressed-tensors",),
         ("compressed-tensors",),
-        "integers of 2 to 8 bits; int8; fp8 per tensor, output and block; MXFP4, MXFP6, MXFP8, "
+        "integers of 1 to 8 bits; int8; fp8 per tensor, output and block; MXFP4, MXFP6, MXFP8, "
         "NVFP4; activations unquantised or quantised to 8 or 4 bits; act-order, 2:4 sparse; KV "
-        "cache scales per layer or head, also on their own",
+        "cache scales per layer or head, also on their own; transforms fused into weights",
         "grouped integers, block floats",
-        "activation transforms, by name; static scales for activations of fewer than 8 bits",
+        "transforms of activations, by name; static scales for activations of fewer than 8 bits; "
+        "quantised outputs of layers",
         _VALUES,
     ),
     Row(
@@ -201,7 +203,8 @@ ROWS = (
         "fp8, int8, fp4, fp6_e2m3, fp6_e3m2 for weights and activations, a mix of them by layer, "
         "KV cache scales",
         _FLOATS + ", grouped integers",
-        "dynamically quantised weights",
+        "dynamically quantised weights; quantised outputs and biases; rotations of activations, "
+        "by name",
         "tests/models/test_stored_codes.py::test_layers_of_a_quark_checkpoint_are_mixed",
     ),
     Row(
@@ -217,15 +220,17 @@ ROWS = (
         ("hqq",),
         "2, 3, 4 and 8 bits, axis 1, from safetensors",
         "grouped integers with floating-point zero points",
-        "pickles; axis 0",
+        "pickles; axis 0; other bits; quantised scales and zero points",
         _EXACT,
     ),
     Row(
         ("torchao",),
         ("torchao",),
-        "weights of int1 to int8 and fp8, activations of int8 and fp8, per layer, from safetensors",
+        "weights of int1 to int8, fp8, MXFP8, MXFP4 and NVFP4, activations of int8 and such "
+        "floats, per layer, from safetensors",
         "grouped integers, " + _FLOATS,
-        "pickles; layouts for one kind of GPU",
+        "pickles; layouts for one kind of GPU; MX scaling modes CEIL and EVEN, and RCEIL of MXFP4; "
+        "int4 weights for fp8 activations",
         _EXACT,
     ),
     Row(
@@ -280,7 +285,7 @@ FLIGHTS = {
 }
 # GGUF types at which a model with rounded weights differs by more than LIMIT percent from the same
 # file dequantised.
-BEYOND = ("IQ2_XXS", "IQ1_S", "TQ1_0", "TQ2_0", "Q2_0")
+BEYOND = ("IQ2_XXS", "IQ1_M", "TQ1_0", "TQ2_0", "Q2_0")
 LIMIT = 0.5
 STORED = "checkpoint"  # its part of the results
 LOADS = {
@@ -479,11 +484,12 @@ def _perplexity() -> Iterator[str]:
     if files:
         yield "### GGUF files\n"
         yield (
-            "The last column compares with the same file dequantised; the limit is 0.5 %. All\n"
-            "values count equally here, while types of fewer than three bits need an importance\n"
-            f"matrix, or a model trained for them. {', '.join(BEYOND)} miss\n"
-            "the limit: with them the model is lost, and the logits of a lost model react most to\n"
-            "the quantisation of activations to int8, which all types share.\n"
+            "The last column compares with the same file dequantised; the limit is 0.5 %. IQ\n"
+            "types have an importance matrix of the text's first 512 tokens; TQ1_0, TQ2_0, Q1_0\n"
+            "and Q2_0 need a model trained for them, and lose this one.\n"
+            f"{', '.join(BEYOND)} miss the limit: the further a model is\n"
+            "from its weights, the more its logits react to the quantisation of activations to\n"
+            "int8, which all types share.\n"
         )
         lines = [(each["name"], _number(each), *_changes(each)) for each in files]
         yield _table(

@@ -134,6 +134,7 @@ def nvfp4(is_divided: bool, has_input_scale: bool, is_bare: bool = False) -> Qua
         groups = weight.unflatten(1, (-1, 16))
         factor = weight.abs().amax() / (448 * 6)
         factor = 2.0 ** factor.log2().round() if is_divided else factor
+        factor = torch.ones(()) if is_bare else factor
         scales = (groups.abs().amax(-1, keepdim=True) / 6 / factor).clamp(max=448).to(E4M3)
         wide = scales.float() * factor
         codes = nearest(torch.where(wide > 0, groups / wide, 0.0), FP4)
@@ -144,12 +145,37 @@ def nvfp4(is_divided: bool, has_input_scale: bool, is_bare: bool = False) -> Qua
                 (1 / factor).view(1) if is_divided else factor
             ),
         }
+        if is_bare:
+            del stored["weight_scale_2"]
         if has_input_scale:
             own = torch.tensor([1 / INPUT_FACTOR if is_divided else INPUT_FACTOR])
             stored["input_global_scale" if is_divided else "input_scale"] = own
         return stored, (FP4[codes] * wide).flatten(1)
 
     return quantise
+
+
+def torchao_tiled(quantise: Quantise) -> Quantise:
+    """ModelOpt's names as torchao's, and scales in tiles of 128 by 4, padded with zeros."""
+    names = {"weight": "qdata", "weight_scale_2": "per_tensor_scale"}
+    names["input_scale"] = "act_per_tensor_scale"
+
+    def quantise_tiled(name: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        stored, worth = quantise(name, weight)
+        scales = stored.pop("weight_scale")
+        rows, columns = torch.meshgrid(*map(torch.arange, scales.shape), indexing="ij")
+        down, across = (-(-size // of) for size, of in zip(scales.shape, (128, 4), strict=True))
+        places = (rows // 128 * across + columns // 4) * 512
+        places += rows % 32 * 16 + rows % 128 // 32 * 4 + columns % 4
+        tiled = torch.zeros(down * across * 512, dtype=torch.uint8)
+        tiled[places.flatten()] = scales.flatten().view(torch.uint8)
+        kind = torch.float8_e8m0fnu if scales.dtype is torch.uint8 else scales.dtype
+        parts = {f"_weight_{names[part]}": tensor for part, tensor in stored.items()}
+        if "input_scale" in stored:
+            parts["_weight_act_per_tensor_scale"] = stored["input_scale"].view(())
+        return parts | {"_weight_scale": tiled.view(kind).view(down * 32, across * 16)}, worth
+
+    return quantise_tiled
 
 
 # bitsandbytes' values, in the order of its codes; those of fp4 from its bits.
@@ -371,10 +397,10 @@ def round_mx(kind: str) -> Round:
     return rounded
 
 
-def round_nvfp4(x: Tensor) -> Tensor:
+def round_nvfp4(x: Tensor, factor: float = INPUT_FACTOR) -> Tensor:
     groups = x.unflatten(1, (-1, 16))
-    scales = (groups.abs().amax(-1, keepdim=True) / 6 / INPUT_FACTOR).clamp(max=448)
-    wide = scales.to(E4M3).float() * INPUT_FACTOR
+    scales = (groups.abs().amax(-1, keepdim=True) / 6 / factor).clamp(max=448)
+    wide = scales.to(E4M3).float() * factor
     codes = nearest(torch.where(wide > 0, groups / wide, 0.0), FP4)
     return (FP4[codes] * wide).flatten(1)
 

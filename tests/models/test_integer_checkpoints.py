@@ -395,7 +395,7 @@ def test_names_of_kernels_stand_for_the_checkpoints_they_read(name: str, tmp_pat
 
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "awq": ("auto_awq", "awq_marlin"),
-    "gptq": ("auto_gptq", "gptq_marlin", "gptq_marlin_24", "gptq_bitblas", "ipex", "bitblas"),
+    "gptq": ("auto_gptq", "gptq_marlin", "gptq_bitblas", "ipex", "bitblas"),
     "auto-round": ("inc", "intel/auto-round"),
 }
 
@@ -407,7 +407,7 @@ def test_a_method_of_another_name_is_the_same_format(name: str, tmp_path: Path) 
     want = logits(load(packed))
     for method in SPELLINGS[name]:
         named = settings | {"quant_method": method}
-        if method in ("bitblas", "gptq_marlin_24"):
+        if method == "bitblas":
             named["checkpoint_format"] = "gptq"
         overrides = {"quantization_config": named}
         for given in (None, method.removeprefix("intel/")):

@@ -345,7 +345,7 @@ def test_checkpoint_must_match_its_description(tmp_path: Path) -> None:
         load(packed)
     with pytest.raises(UsageError, match=r"int4 does not fit .*quantised by awq"):
         load(packed, quantization="int4")
-    with pytest.raises(UsageError, match="gptq needs a checkpoint that gptq quantised"):
+    with pytest.raises(UsageError, match="gptq needs a checkpoint that gptq or bitblas quantised"):
         load(plain, quantization="gptq")
 
 

@@ -34,6 +34,7 @@ from tests.models.stored_codes import (
     round_small,
     round_tokens,
     sparse,
+    torchao_tiled,
     with_factors,
     with_zero_points,
     words,
@@ -134,6 +135,17 @@ CASES: dict[str, Case] = {
         words(5, 32, False),
         None,
     ),
+    "W7A16": (
+        compressed(GROUPS | {"num_bits": 7, "symmetric": False}),
+        words(7, 32, False),
+        None,
+    ),
+    "W7A16 before": (
+        compressed(GROUPS | {"num_bits": 7}),
+        words(7, 32, True, is_dense=False),
+        None,
+    ),
+    "W1A16": (compressed(GROUPS | {"num_bits": 1}), words(1, 32, True), None),
     "2:4 float": (
         compressed(FLOAT8, TOKENS, sparsity_config={"format": "sparse-24-bitmask"}),
         sparse(scaled(E4M3, "channel", False)),
@@ -244,6 +256,42 @@ CASES |= {
         torchao(BY_FLOAT8, granularity=PER_BLOCK),
         torchao_float8(scaled(E4M3, "block", False)),
         round_tokens(448.0, 128),
+    ),
+}
+
+FP4X2 = {"_type": "torch.dtype", "_data": "float4_e2m1fn_x2"}
+FLOOR = {"_type": "ScaleCalculationMode", "_data": "FLOOR"}
+CONVERT = {"_type": "QuantizationStep", "_data": "CONVERT"}
+BY_MX = "MXDynamicActivationMXWeightConfig"
+BY_NVFP4 = "NVFP4DynamicActivationNVFP4WeightConfig"
+BARE = {"use_dynamic_per_tensor_scale": False}
+CASES |= {
+    "torchao mxfp8": (torchao(BY_MX), torchao_tiled(mx("fp8")), round_by_powers(32)),
+    "torchao mxfp8 down": (
+        torchao(BY_MX, scaling_mode=FLOOR),
+        torchao_tiled(mx("fp8")),
+        round_mx("fp8"),
+    ),
+    "torchao mxfp4": (
+        torchao(BY_MX, weight_dtype=FP4X2, activation_dtype=FP4X2, scaling_mode=FLOOR),
+        torchao_tiled(mx("fp4")),
+        round_mx("fp4"),
+    ),
+    "torchao nvfp4": (torchao("NVFP4WeightOnlyConfig"), torchao_tiled(nvfp4(False, False)), None),
+    "torchao nvfp4 by nvfp4": (
+        torchao(BY_NVFP4, use_triton_kernel=True, step=None),
+        torchao_tiled(nvfp4(False, False)),
+        round_small(FP4, 16),
+    ),
+    "torchao nvfp4 static": (
+        torchao(BY_NVFP4, step=CONVERT, **BARE),
+        torchao_tiled(nvfp4(False, True)),
+        round_nvfp4,
+    ),
+    "torchao nvfp4 without factors": (
+        torchao(BY_NVFP4, **BARE),
+        torchao_tiled(nvfp4(False, False, is_bare=True)),
+        lambda x: round_nvfp4(x, 1.0),
     ),
 }
 
@@ -439,7 +487,7 @@ def test_settings_may_have_compressed_tensors_older_name(tmp_path: Path) -> None
 
 NAMES = {
     "fp8 blocks": ("fp8", "deepseek_v4_fp8"),
-    "modelopt NVFP4": ("modelopt", "modelopt_fp4", "modelopt_mixed", "petit_nvfp4"),
+    "modelopt NVFP4": ("modelopt", "modelopt_fp4", "petit_nvfp4"),
     "modelopt MXFP8": ("modelopt_mxfp8",),
     "mxfp8": ("mxfp8",),
     "fbgemm_fp8": ("fbgemm_fp8",),
@@ -628,7 +676,7 @@ def test_torchao_functions_are_its_classes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (compressed(FLOAT8, transform_config={"config_groups": {"R1": {}}}), "transform_config"),
+        (compressed(FLOAT8 | {"dynamic": True}), "weights.dynamic True"),
         (compressed(FLOAT8 | {"num_bits": 5}, TOKENS), "weights.num_bits 5"),
         (compressed(GROUPS | {"group_size": 0}), "weights.group_size 0"),
         (compressed(GROUPS | {"num_bits": 9}), "weights.num_bits 9"),
@@ -672,6 +720,17 @@ def test_torchao_functions_are_its_classes(name: str, tmp_path: Path) -> None:
         (torchao(BY_FLOAT8, activation_value_lb=0.1), "activation_value_lb 0.1"),
         (torchao("Int8WeightOnlyConfig", granularity=PER_TENSOR), "rows of granularity None"),
         (torchao("IntxWeightOnlyConfig", weight_dtype="int9"), "weight_dtype 'int9'"),
+        (torchao(BY_MX, block_size=16), "block_size 16; this build reads 32"),
+        (torchao(BY_MX, weight_dtype="fp6_e2m3"), "weight_dtype 'fp6_e2m3'"),
+        (torchao(BY_MX, activation_dtype=FP4X2), "activation_dtype 'float4_e2m1fn_x2'"),
+        (torchao(BY_MX, scaling_mode="EVEN"), "scaling_mode with float8_e4m3fn 'EVEN'"),
+        (
+            torchao(BY_MX, weight_dtype=FP4X2, activation_dtype=FP4X2),
+            "scaling_mode with float4_e2m1fn_x2 'RCEIL'; this build reads 'FLOOR'",
+        ),
+        (torchao(BY_NVFP4, step="prepare"), "step 'prepare'"),
+        (torchao("NVFP4WeightOnlyConfig", use_dynamic_per_tensor_scale=1), "per_tensor_scale 1"),
+        (torchao("Float8DynamicActivationInt4WeightConfig"), "quant_type 'Float8DynamicAct"),
         (FP8 | {"weight_block_size": [64, 40]}, r"weight_block_size \[64, 40\]"),
         (FP8 | {"activation_scheme": "often"}, "activation_scheme 'often'"),
     ],

@@ -97,7 +97,7 @@ class VllmConfig:
                 f"--load-format {named} does not fit {self.facts.path}, which is "
                 f"{'a' if is_gguf else 'no'} GGUF file; use auto"
             )
-        check_quantization(self.model.quantization, self.facts, self.model.quantization_config)
+        self._check_quantization()
         self._check_states()
         if self.model.deterministic and self.facts.implementation == "transformers":
             raise UsageError(
@@ -120,6 +120,16 @@ class VllmConfig:
                 f"{divided.draft_tensor_parallel_size}: a draft model is divided as the model is; "
                 f"set it to {ranks}, or leave it out"
             )
+
+    def _check_quantization(self) -> None:
+        name, stored = self.model.quantization, self.facts.quantization
+        same = ("bitsandbytes", "dequantize" if stored == "bitsandbytes" else "nf4")
+        if self.load.load_format == "bitsandbytes" and name not in same:
+            raise UsageError(
+                f"--load-format bitsandbytes contradicts --quantization {name}; leave one of them "
+                "out"
+            )
+        check_quantization(name, self.facts, self.model.quantization_config)
 
     @property
     def has_states(self) -> bool:

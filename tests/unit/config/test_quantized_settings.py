@@ -136,6 +136,25 @@ AQLM: Settings = {
     "out_group_size": 1,
 }
 DOWN = "model.layers.0.mlp.down_proj"
+
+
+def rotated(*locations: str) -> Settings:
+    apply = [{"targets": ["re:.*down_proj$"], "location": where} for where in locations]
+    rotation = {"type": "hadamard", "apply": apply}
+    return compressed(INT4, transform_config={"config_groups": {"R4": rotation}})
+
+
+def of_outputs(group: list[str], *names: str) -> Settings:
+    """Quark's, whose layers `names` round their outputs too."""
+    layer = {"weight": OF_TENSORS, "input_tensors": OF_TENSORS, "output_tensors": OF_TENSORS}
+    export = {"kv_cache_group": group, "pack_method": "reorder"}
+    return quark(OF_TENSORS, layer_quant_config=dict.fromkeys(names, layer), export=export)
+
+
+def turned(**rotation: Any) -> Settings:
+    return quark(OCP4, algo_config=[{"name": "rotation", "r1": True, "r2": True, **rotation}])
+
+
 # Settings, and why they are refused: "", they are read.
 PUBLISHED: dict[str, tuple[Settings, str]] = {
     "AWQ": (AWQ | {"backend": "autoawq", "do_fuse": False, "exllama_config": None}, ""),
@@ -185,10 +204,25 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
         "",
     ),
     "weights that nothing packed": (compressed(INT4, format="fakequant"), "format 'fakequant'"),
-    "rotations": (
-        compressed(INT4, transform_config={"config_groups": {"R1": {"type": "hadamard"}}}),
-        "transform_config",
+    "rotations of weights": (rotated("weight_input", "weight_output"), ""),
+    **{
+        f"rotations of {where}": (
+            rotated("weight_input", where),
+            f"transform_config.R4.location '{where}'",
+        )
+        for where in ("input", "output", "q_attn", "k_cache")
+    },
+    "outputs": (
+        compressed(
+            FLOAT8,
+            config_groups={
+                "a": {"targets": ["Linear"], "weights": FLOAT8, "output_activations": FLOAT8}
+            },
+        ),
+        "output_activations",
     ),
+    "dynamic weights": (compressed(FLOAT8 | {"dynamic": True}), "weights.dynamic True"),
+    "integers of 9 bits": (compressed(INT4 | {"num_bits": 9}), "weights.num_bits 9"),
     "a scheme's name": (compressed(INT4, config_groups={"W4A16": ["Linear"]}), "of another kind"),
     "modelopt FP8": (modelopt("FP8", kv_cache_quant_algo="FP8"), ""),
     "modelopt NVFP4": (
@@ -216,6 +250,27 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
     "quark INT8": (
         quark({"dtype": "int8", "qscheme": "per_channel", "symmetric": False}),
         "weight.symmetric False",
+    ),
+    "quark of outputs": (of_outputs([], "*k_proj"), "output_tensors"),
+    "quark of other outputs": (of_outputs(["*k_proj"], "*k_proj", "*o_proj"), "output_tensors"),
+    "quark of a cache": (
+        of_outputs(["*k_proj", "*v_proj"], "*q_proj", "*k_proj", "*v_proj"),
+        "",
+    ),
+    "quark of biases": (
+        quark(None, global_quant_config={"weight": OF_TENSORS, "bias": OF_TENSORS}),
+        "a quantised bias",
+    ),
+    "quark rotated": (turned(r3=False, r4=False, online_r1_rotation=False), ""),
+    "quark rotated by r2": (turned(r1=False, online_r1_rotation=True), ""),
+    "quark smoothed": (quark(OCP4, algo_config=[{"name": "smooth", "alpha": 0.5}]), ""),
+    **{
+        f"quark rotating {name}": (turned(**{name: True}), f"algo_config.{name}")
+        for name in ("r3", "r4", "online_r1_rotation", "online_had")
+    },
+    "quark rotating layers": (
+        turned(online_config={"online_rotation_layers": [DOWN]}),
+        "algo_config.online_rotation_layers",
     ),
     "quark UINT4": (quark({"dtype": "uint4", "qscheme": "per_group"}), "weight.dtype 'uint4'"),
     "fp8": (FP8 | {"modules_to_not_convert": ["lm_head", "gate"]}, ""),
@@ -258,6 +313,7 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
     ),
     "auto-round": (AUTO_ROUND | {"extra_config": {DOWN: {"bits": 16, "data_type": "float"}}}, ""),
     "auto-round MXFP4": (AUTO_ROUND | {"data_type": "mx_fp"}, "data_type 'mx_fp'"),
+    "auto-round rotated": (AUTO_ROUND | {"rotation_config": {"r4": True}}, "rotation_config"),
     "aqlm": (AQLM, ""),
     "aqlm 1x12": (AQLM | {"nbits_per_codebook": 12}, "nbits_per_codebook 12"),
     "exl3": ({"quant_method": "exl3", "bits": 4.0}, "by exl3, which this build cannot run"),

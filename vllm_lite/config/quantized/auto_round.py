@@ -18,6 +18,8 @@ _PACKINGS = {
 
 def read(settings: Settings) -> Scheme:
     """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    for name in ("rotation_config", "spinquant_config"):
+        settings.choice(name, (None,))
     named: dict[str, Form | None] = {}
     patterns: list[tuple[re.Pattern[str], Form | None]] = []
     for name, changes in settings.table("extra_config", settings.get("extra_config")).items():

@@ -36,8 +36,7 @@ _FLOATS: dict[int, Any] = {8: "float8_e4m3fn", 6: "float6_e2m3", 4: "float4_e2m1
 
 def read(settings: Settings) -> Scheme:
     """The scheme of a checkpoint with these settings; raises CheckpointError."""
-    if settings.get("transform_config"):
-        raise settings.refusal("transform_config", "weights without transforms of their inputs")
+    _check_transforms(settings)
     sparsity = (settings.get("sparsity_config") or {}).get("format", "dense")
     settings.one_of("sparsity_config.format", sparsity, _SPARSITIES)
     groups = list((settings.get("config_groups") or {}).values())
@@ -49,6 +48,8 @@ def read(settings: Settings) -> Scheme:
     named: dict[str, Form | None] = {}
     ignored, patterns = [], []
     for group in groups:
+        if group.get("output_activations"):
+            raise settings.refusal("output_activations", "weights and input_activations")
         if group.get("weights") is None:
             caches = _of_attention(settings, group) or caches
             continue
@@ -80,6 +81,16 @@ def read(settings: Settings) -> Scheme:
     )
 
 
+def _check_transforms(settings: Settings) -> None:
+    """Raise CheckpointError for transforms of more than weights, into which theirs are fused."""
+    found = settings.table("transform_config", settings.get("transform_config"))
+    schemes = settings.table("transform_config.config_groups", found.get("config_groups"))
+    for name, scheme in schemes.items():
+        for part in scheme.get("apply") or []:
+            kinds = ("weight_input", "weight_output")
+            settings.one_of(f"transform_config.{name}.location", part.get("location"), kinds)
+
+
 def _cache_scales(settings: Settings, scheme: Json | None) -> CacheScales | None:
     """The scales of keys and values; dynamic ones are not stored. Raises CheckpointError."""
     if not scheme:
@@ -107,6 +118,7 @@ def _of_attention(settings: Settings, group: Json) -> CacheScales | None:
 
 def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
     weights = _with_defaults(group.get("weights") or {})
+    settings.one_of("weights.dynamic", weights.get("dynamic", False), (False,))
     kind = settings.one_of("weights.type", weights["type"], ("int", "float"))
     bits = weights["num_bits"]
     stored = group.get("format") or settings.get("format")
@@ -132,7 +144,7 @@ def _form(settings: Settings, group: Json) -> StoredCodes | PackedIntegers:
         settings.one_of("weights.num_bits", bits, (8,))
         scale: Any = "e8m0" if stored == "mxfp8-quantized" else "float32"
         return StoredCodes("float8_e4m3fn", 8, block=block, scale_number=scale, **common)
-    allowed = (8, 4) if packing == "bytes" else (2, 3, 4, 5, 6, 8)
+    allowed = (8, 4) if packing == "bytes" else tuple(range(1, 9))
     bits = settings.one_of("weights.num_bits", bits, allowed)
     is_symmetric = weights.get("symmetric", True)
     return StoredCodes(

@@ -30,29 +30,53 @@ _BYTES: dict[str, Number] = {"fp8_e4m3": "float8_e4m3fn", "int8": "int"}
 
 def read(settings: Settings) -> Scheme:
     """The scheme of a checkpoint with these settings; raises CheckpointError."""
+    _check_rotations(settings)
+    cache = (settings.get("export") or {}).get("kv_cache_group") or []
     patterns: list[tuple[re.Pattern[str], Form | None]] = [*settings.left_plain("exclude")]
     for name, layer in (settings.get("layer_quant_config") or {}).items():
+        # The cache rounds keys and values; queries beside them stay as they are.
+        if cache and (name == "*q_proj" or _is_cached(name, cache)):
+            layer = {**layer, "output_tensors": None}
         patterns.append((settings.pattern(layers_of(name)), _form(settings, layer)))
     kinds = settings.get("layer_type_quant_config") or {}
     linear = next((kinds[kind] for kind in kinds if str(kind).endswith("Linear")), None)
     whole = linear or settings.get("global_quant_config")
     others = None if not whole else _form(settings, whole)
-    return Scheme(others, {}, tuple(patterns), _cache_scales(settings.values))
+    return Scheme(others, {}, tuple(patterns), _cache_scales(settings.values, cache))
 
 
-def _cache_scales(values: Json) -> CacheScales | None:
-    """The scales of keys and values, which are outputs of the layers that the settings name."""
-    names = (values.get("export") or {}).get("kv_cache_group") or []
+def _check_rotations(settings: Settings) -> None:
+    """Raise CheckpointError for rotations of more than weights, into which r1 and r2 are fused."""
+    found = settings.get("algo_config") or []
+    for algorithm in found if isinstance(found, list) else [found]:
+        given = {**algorithm, **(algorithm.get("online_config") or {})}
+        names = ["r3", "r4", "online_had", "online_rotation_layers"]
+        names += ["online_r1_rotation"] if given.get("r1", True) else []
+        online = [name for name in names if given.get(name)]
+        if online:
+            raise settings.refusal(f"algo_config.{online[0]}", "rotations of weights alone")
+
+
+def _is_cached(name: str, cache: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in cache)
+
+
+def _cache_scales(values: Json, names: list[str]) -> CacheScales | None:
+    """The scales of keys and values, which are outputs of the layers `names`."""
     if not names:
         return None
     layers = (values.get("layer_quant_config") or {}).items()
-    rounded = (layer for name, layer in layers if any(fnmatchcase(name, n) for n in names))
+    rounded = (layer for name, layer in layers if _is_cached(name, names))
     outputs = [level for layer in rounded for level in _levels(layer.get("output_tensors"))]
     kinds = {f"{level.get('dtype')} {level.get('qscheme')}" for level in outputs}
     return CacheScales(other=" and ".join(sorted(kinds - {"fp8_e4m3 per_tensor"})))
 
 
 def _form(settings: Settings, layer: Json) -> Form | None:
+    if _levels(layer.get("output_tensors")):
+        raise settings.refusal("output_tensors", "those of export.kv_cache_group alone")
+    if _levels(layer.get("bias")):
+        raise settings.refusal("a quantised bias", "plain ones")
     weight = _levels(layer.get("weight"))
     if not weight:
         return None

@@ -70,18 +70,26 @@ OTHER_NAMES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("inc", "intel/auto-round"), ("auto-round", "awq", "gptq")),
     "ipex": ("awq", "gptq", "auto-round"),
 }
+# Settings that some of these names need, and the field of a form or a scheme that shows them.
+_NEEDS: Final[dict[str, tuple[str, str, object]]] = {
+    **dict.fromkeys(("modelopt_fp4", "petit_nvfp4"), ("quant_algo NVFP4", "number", "float4_e2m1")),
+    "modelopt_mxfp8": ("quant_algo MXFP8", "scale_number", "e8m0"),
+    "modelopt_mixed": ("quant_algo MIXED_PRECISION", "named", None),
+    "deepseek_v4_fp8": ("weight_block_size [128, 128]", "block", (128, 128)),
+    "gptq_marlin_24": ("checkpoint_format marlin_24", "layout", "marlin_24"),
+}
 # Files that hold the settings where config.json does not.
 _BESIDE: Final = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 # Names of methods in memory.
 READABLE: Final = tuple(
     dict.fromkeys([*(name for name in READERS if name not in EXPANDED), *OTHER_NAMES])
 )
-# Names of methods with kernels for one kind of hardware alone.
+# Names of methods, and what they need that this build does not have: mostly hardware.
 HARDWARE: Final = {
     "tpu_int8": "TPUs",
     "neuron_quant": "AWS Inferentia or Trainium",
     "humming": "its own kernels for NVIDIA GPUs",
-    "fp_quant": "a Blackwell GPU, whose kernels apply Hadamard transforms to its activations",
+    "fp_quant": "Hadamard transforms of groups of its layers' inputs, which this build lacks",
     "deepspeedfp": "DeepSpeed's kernels for NVIDIA GPUs",
 }
 
@@ -162,6 +170,20 @@ def rounding_of(quantization: str | None, settings: Json | None, facts: ModelFac
     return in_flight(quantization, settings, stored)
 
 
+def _check_needs(name: str, facts: ModelFacts) -> None:
+    """Raise UsageError for a name of kernels that need layers unlike the checkpoint's."""
+    scheme = read_scheme(facts.path, facts.hf_config) if name in _NEEDS else None
+    if scheme is None:
+        return
+    needed, field, value = _NEEDS[name]
+    has = scheme.named if field == "named" else getattr(scheme.others, field, None) == value
+    if not has:
+        raise UsageError(
+            f"--quantization {name} needs {needed}, which {facts.path} does not have; "
+            "leave the option out, or use dequantize"
+        )
+
+
 def check_quantization(
     quantization: str | None, facts: ModelFacts, settings: Json | None = None
 ) -> None:
@@ -185,6 +207,7 @@ def check_quantization(
             f"{given} is for safetensors models; a .gguf file is used with gguf or dequantize"
         )
     if quantization is not None and stored in OTHER_NAMES.get(quantization, ()):
+        _check_needs(quantization, facts)
         return
     if stored is not None and quantization not in (stored, "dequantize"):
         raise UsageError(
@@ -192,7 +215,9 @@ def check_quantization(
             "leave the option out, or use dequantize"
         )
     if stored is None and quantization in READABLE and quantization not in IN_FLIGHT:
+        own = (quantization,) if quantization in READERS else ()
+        methods = dict.fromkeys((*own, *OTHER_NAMES.get(quantization, ())))
         raise UsageError(
-            f"{given} needs a checkpoint that {quantization} quantised; "
+            f"{given} needs a checkpoint that {' or '.join(methods)} quantised; "
             "use int8, int4 or fp8 with a plain one"
         )

@@ -85,8 +85,9 @@ class StoredCodes:
     # Outputs and inputs that share a scale; None is all.
     block: tuple[int | None, int | None] = (None, None)
     scale_number: Literal["float32", "float8_e4m3fn", "e8m0"] = "float32"
-    # Rows of outputs; "flat" has no dimension of inputs, "spread" has two of one number.
-    scale_shape: Literal["matrix", "flat", "spread"] = "matrix"
+    # Rows of outputs; "flat" has no dimension of inputs, "spread" has two of one number, "tiles"
+    # has them as GPUs read them.
+    scale_shape: Literal["matrix", "flat", "spread", "tiles"] = "matrix"
     # One number by which scales are multiplied or, where it `divides`, divided.
     super_scale: str = ""
     divides: bool = False

@@ -21,6 +21,21 @@ _FLOAT8 = StoredCodes("float8_e4m3fn", 8, **_NAMES)
 _INTEGERS = StoredCodes(
     "int", 8, zero_point="_weight_zero_point", may_lack_zeros=True, block=(1, None), **_NAMES
 )
+_POWERS: dict[str, Any] = {"block": (1, 32), "scale_number": "e8m0", "scale_shape": "tiles"}
+_MX = {
+    "float8_e4m3fn": replace(_FLOAT8, **_POWERS),
+    "float4_e2m1fn_x2": StoredCodes("float4_e2m1", 4, packing="pairs", **_POWERS, **_NAMES),
+}
+_NVFP4 = StoredCodes(
+    "float4_e2m1",
+    4,
+    packing="pairs",
+    block=(1, 16),
+    scale_number="float8_e4m3fn",
+    scale_shape="tiles",
+    super_scale="_weight_per_tensor_scale",
+    **_NAMES,
+)
 _BY_NAME = ("FqnToConfig", "ModuleFqnToConfig")
 # What came before the classes.
 _FUNCTIONS = {
@@ -88,8 +103,7 @@ def _intx(data: Settings, granularity: str = "granularity") -> StoredCodes:
     )
     word = _word(data, "weight_dtype", "int8")
     bits = int(data.one_of("weight_dtype", word, tuple(f"int{n}" for n in range(1, 9)))[3:])
-    wide = next(size for size in (2, 3, 4, 5, 6, 8) if size >= bits)
-    return replace(_INTEGERS, bits=wide, block=(1, _group_size(data, granularity)))
+    return replace(_INTEGERS, bits=bits, block=(1, _group_size(data, granularity)))
 
 
 def _intx_by_int8(data: Settings) -> StoredCodes:
@@ -118,6 +132,35 @@ def _float8_by_float8(data: Settings) -> StoredCodes:
     return replace(_float8(data.changed({"granularity": of_weights})), rounding=rounding)
 
 
+def _mx_by_mx(data: Settings) -> StoredCodes:
+    """Powers of two for inputs go up, or down as those of Open Compute's formats."""
+    data.one_of("block_size", data.get("block_size", 32), (32,))
+    word = data.one_of("weight_dtype", _word(data, "weight_dtype", "float8_e4m3fn"), tuple(_MX))
+    data.one_of("activation_dtype", _word(data, "activation_dtype", "float8_e4m3fn"), (word,))
+    form, mode = _MX[word], _word(data, "scaling_mode", "RCEIL")
+    modes = ("RCEIL", "FLOOR") if form.bits == 8 else ("FLOOR",)
+    data.one_of(f"scaling_mode with {word}", mode, modes)
+    scale: Any = "ue8m0" if mode == "RCEIL" else "e8m0"
+    return replace(form, rounding=Rounding(form.number, form.bits, "group", 32, scale=scale))
+
+
+def _nvfp4(data: Settings) -> StoredCodes:
+    has_factor = data.choice("use_dynamic_per_tensor_scale", (True, False), True)
+    return _NVFP4 if has_factor else replace(_NVFP4, super_scale="")
+
+
+def _nvfp4_by_nvfp4(data: Settings) -> StoredCodes:
+    """Inputs of which a whole batch shares a factor have float32 scales of groups here."""
+    step = data.one_of("step", _word(data, "step", "").lower(), ("", "convert"))
+    form, rounding = _nvfp4(data), Rounding("float4_e2m1", 4, "group", 16)
+    if not step and form.super_scale:
+        return replace(form, rounding=rounding)
+    rounding = replace(rounding, is_static=bool(step), scale="float8_e4m3fn")
+    if not step:
+        return replace(form, rounding=rounding)
+    return replace(_NVFP4, rounding=rounding, input_scale="_weight_act_per_tensor_scale")
+
+
 _KINDS: dict[str, Callable[[Settings], Form]] = {
     "Int8WeightOnlyConfig": _int8,
     "Int8DynamicActivationInt8WeightConfig": _int8_by_int8,
@@ -126,6 +169,9 @@ _KINDS: dict[str, Callable[[Settings], Form]] = {
     "Int8DynamicActivationIntxWeightConfig": _intx_by_int8,
     "Float8WeightOnlyConfig": _float8,
     "Float8DynamicActivationFloat8WeightConfig": _float8_by_float8,
+    "MXDynamicActivationMXWeightConfig": _mx_by_mx,
+    "NVFP4WeightOnlyConfig": _nvfp4,
+    "NVFP4DynamicActivationNVFP4WeightConfig": _nvfp4_by_nvfp4,
 }
 
 

@@ -30,6 +30,8 @@ _SCALES = {
 # Scales of floats of eight bits beyond this are damage.
 _LARGEST = 1e15
 _CACHED_CODES = 1 << 18
+# Bits of a code in a GroupedWeight.
+_WIDTHS = (2, 3, 4, 5, 6, 8)
 
 
 class CodesLayout:
@@ -51,7 +53,9 @@ class CodesLayout:
             shape = (-(-output_size // (rows or 1)), -(-input_size // (columns or input_size)))
             scales = torch.empty(shape, dtype=_SCALES[form.scale_number], device="cpu")
             unpacking = None
-            if form.scale_shape != "matrix":
+            if form.scale_shape == "tiles":
+                unpacking = _swizzled(scales.dtype)
+            elif form.scale_shape != "matrix":
                 unpacking = _reshaped(scales.dtype, form.scale_shape)
             weights[form.scale] = _stored(scales, form.block, unpacking)
             if form.zero_point:
@@ -97,7 +101,7 @@ class CodesLayout:
         return make_grouped(
             codes,
             self.scales(weights, len(codes)),
-            form.bits,
+            next(width for width in _WIDTHS if width >= form.bits),
             middle if is_integer and zeros is None else 0,
             zeros=zeros,
             super_scales=super_scales,
@@ -253,6 +257,27 @@ def _reshaped(dtype: torch.dtype, kind: str) -> Unpacking:
     return Unpacking(stored, shape, lambda values, full: values.reshape(tuple(full)))
 
 
+def _swizzled(dtype: torch.dtype) -> Unpacking:
+    """Scales in tiles of 128 outputs by four groups; four outputs, 32 apart, are a tile's row."""
+    number = torch.float8_e8m0fnu if dtype is torch.uint8 else dtype
+
+    def tiles(full: Sequence[int]) -> tuple[int, int]:
+        return -(-full[0] // 128), -(-full[1] // 4)
+
+    def shape(full: Sequence[int]) -> tuple[int, ...]:
+        down, across = tiles(full)
+        return down * 32, across * 16
+
+    def values(stored: Tensor, full: Sequence[int]) -> Tensor:
+        down, across = tiles(full)
+        quads = stored.to(number).view(dtype).view(down, across, 32, 4, 4)
+        whole = quads.permute(0, 3, 2, 1, 4).reshape(down * 128, across * 4)
+        return whole[: full[0], : full[1]]
+
+    # Powers of two are numbers in the file.
+    return Unpacking(None if dtype is torch.uint8 else dtype, shape, values)
+
+
 def _stored(
     data: Tensor, block: tuple[int | None, int | None], unpacking: Unpacking | None
 ) -> StoredTensor:
@@ -275,10 +300,13 @@ def _one_number(output_size: int, dtype: torch.dtype = torch.float32) -> StoredT
 
 
 def _permutation(order: Tensor, group_size: int) -> Tensor | None:
-    """Inputs sorted by their groups `order` [N]; None if they are already."""
+    """Inputs sorted by their groups `order` [N]; None if they are already.
+
+    Zeros for all mean so too, as GPTQ's.
+    """
     groups = order - order.min()
     in_order = torch.arange(len(order), device=order.device) // group_size
-    if bool((order < 0).any()) or torch.equal(groups.long(), in_order):
+    if bool((order < 0).any()) or not bool(order.any()) or torch.equal(groups.long(), in_order):
         return None
     permutation = groups.argsort(stable=True)
     if not torch.equal(groups[permutation].long(), in_order):
