@@ -96,10 +96,10 @@ def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
         "--folder",
         tmp_path,
     ]
-    done = run(*words, "--sections", "tokens", "prefill_attention")
+    done = run(*words, "--sections", "decode_attention", "tokens")
     rows = json.loads(output.read_text())["rows"]
     assert done.returncode == 1
-    assert {row["section"] for row in rows} == {"tokens", "prefill_attention"}
+    assert {row["section"] for row in rows} == {"tokens", "decode_attention"}
     (failed,) = (row for row in rows if row["has_failed"])
     assert failed["section"] == "tokens" and "demo" in failed["work"]
     assert "none.gguf" in failed["note"] and "\n" not in failed["note"]
@@ -114,29 +114,29 @@ def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
 def test_a_resumed_run_repeats_only_what_failed_or_changed(tmp_path: Path) -> None:
     output = tmp_path / "out.json"
     words = ["--dry-run", "--output", output, "--folder", tmp_path, "--resume"]
-    words += ["--sections", "device", "decode_attention", "prefill_attention"]
+    words += ["--sections", "device", "decode_attention", "few_rows"]
 
     def left_out() -> list[str]:
         done = run(*words)
         assert done.returncode == 0, done.stderr[-2000:]
         # What was left out is in the table too.
-        assert "copy bandwidth" in done.stdout and "prefill attention" in done.stdout
+        assert "copy bandwidth" in done.stdout and "fastest products" in done.stdout
         (line,) = (line for line in done.stdout.splitlines() if line.startswith("left out"))
         return line.split(": ")[1].split()
 
     assert left_out() == ["none"]
     record = json.loads(output.read_text())
-    assert left_out() == ["device", "decode_attention", "prefill_attention"]
+    assert left_out() == ["device", "decode_attention", "few_rows"]
     assert json.loads(output.read_text()) == record
     record["rows"][-1]["has_failed"] = True
-    assert record["rows"][-1]["section"] == "prefill_attention"
+    assert record["rows"][-1]["section"] == "few_rows"
     output.write_text(json.dumps(record))
     # Shares are of what `device` measures in the same run.
     assert left_out() == ["decode_attention"]
     record["sources"]["decode_attention"] = "others"
     record["rows"][-1]["has_failed"] = False
     output.write_text(json.dumps(record))
-    assert left_out() == ["prefill_attention"]
+    assert left_out() == ["few_rows"]
 
 
 def test_a_section_without_time_is_reported_and_keeps_its_figures(tmp_path: Path) -> None:

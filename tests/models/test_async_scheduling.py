@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from tests.checkpoints import write_hf
 from tests.stand_in_device import StandInDevice
@@ -86,14 +87,18 @@ def serve(
     settings = {"dtype": "float32", "max_model_len": 64, "load_format": "dummy", "seed": 1}
     settings |= {"skip_tokenizer_init": True, "block_size": 8, "max_num_batched_tokens": 24}
     num_requests = options.pop("requests", 2 * len(PROMPTS))
+    most_tokens = options.pop("most_tokens", 20)
     args = EngineArgs(model=model, **(settings | {"max_num_seqs": 6} | options))
     core = EngineCore(
         args.create_engine_config(), lambda config: UniprocExecutor(config, make_worker)
     )
+    kinds = [
+        structs.replace(one, max_tokens=min(one.max_tokens or 0, most_tokens)) for one in KINDS
+    ]
     waiting = [
         EngineCoreRequest(f"{turn}-{i}", ids, params, [2], 0.0)
         for turn in range(2)
-        for i, (ids, params) in enumerate(zip(PROMPTS, KINDS, strict=True))
+        for i, (ids, params) in enumerate(zip(PROMPTS, kinds, strict=True))
     ][:num_requests]
     told: dict[str, list[Any]] = {request.request_id: [[], [], [], []] for request in waiting}
     while waiting or core.has_work():
@@ -129,8 +134,9 @@ def test_the_gpus_own_kernels_give_the_same_tokens_through_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    model = str(write_hf(tmp_path, num_hidden_layers=1))
-    few: dict[str, Any] = {"requests": 2, "max_num_seqs": 2, "max_num_batched_tokens": 24}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = str(write_hf(tmp_path, num_hidden_layers=1, **heads))
+    few: dict[str, Any] = {"requests": 2, "max_num_seqs": 2, "most_tokens": 8}
     plain = serve(model, Worker, **few)
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "triton")
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.models.byte_model import CONTEXT, save_byte_model
 from tests.models.test_draft_methods import Repeater
+from tests.unit.structured_output.shared_pools import shared_pools
 from tests.unit.structured_output.walks import schema_cases
 from vllm_lite import LLM, RequestOutput, SamplingParams
 from vllm_lite.engine.core import constraints
@@ -30,6 +31,12 @@ OBJECT = {
     "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}, "b": {"type": "boolean"}},
     "required": ["a", "b"],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pools() -> Iterator[None]:
+    with shared_pools():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -364,6 +371,24 @@ FORCED = [
 ]
 
 
+def told_of_forced(
+    model: Path, backend: str, can_draft: bool, **options: Any
+) -> tuple[list[Any], Any]:
+    """The outputs of FORCED, twice, and what the engine counts of drafts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constraints.VllmConfig, "has_states", not can_draft)
+        with start(model, structured_outputs_config={"backend": backend}, **options) as llm:
+            outputs = [llm.generate(["ab"] * 6, FORCED, use_tqdm=False) for _ in range(2)]
+            choices = [o.outputs[0] for some in outputs for o in some]
+            stats = llm.get_stats().spec_decoding
+    return [(c.token_ids, c.finish_reason, c.logprobs, c.stop_reason) for c in choices], stats
+
+
+@cache
+def told_without_forced(model: Path, backend: str) -> tuple[list[Any], Any]:
+    return told_of_forced(model, backend, False)
+
+
 @pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
 @pytest.mark.parametrize(
     "options",
@@ -376,18 +401,10 @@ FORCED = [
     ids=["plain", "ahead", "tight", "suffix"],
 )
 def test_text_that_must_come_is_drafted_and_changes_nothing(
-    model: Path, backend: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    model: Path, backend: str, options: dict[str, Any]
 ) -> None:
-    def told(can_draft: bool, **more: Any) -> tuple[list[Any], Any]:
-        monkeypatch.setattr(constraints.VllmConfig, "has_states", not can_draft)
-        with start(model, structured_outputs_config={"backend": backend}, **more) as llm:
-            outputs = [llm.generate(["ab"] * 6, FORCED, use_tqdm=False) for _ in range(2)]
-            choices = [o.outputs[0] for some in outputs for o in some]
-            stats = llm.get_stats().spec_decoding
-        return [(c.token_ids, c.finish_reason, c.logprobs, c.stop_reason) for c in choices], stats
-
-    plain, nothing = told(False)
-    drafted, stats = told(True, **options)
+    plain, nothing = told_without_forced(model, backend)
+    drafted, stats = told_of_forced(model, backend, True, **options)
     assert drafted == plain
     assert nothing is None
     assert stats.num_accepted_tokens > 50

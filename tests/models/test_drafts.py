@@ -21,6 +21,7 @@ from tests.models.test_async_scheduling import (
     serve,
     told,
 )
+from tests.unit.structured_output.shared_pools import shared_pools
 from vllm_lite import LLM, SamplingParams
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.errors import NotInBuildError, UsageError
@@ -153,8 +154,7 @@ def test_suffix_remembers_what_requests_generated(
     assert remembered == told
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_texts_end_where_they_would(tmp_path: Path, ahead: bool) -> None:
+def test_texts_end_where_they_would(tmp_path: Path) -> None:
     model = str(save_byte_model(tmp_path))
     params = [
         SamplingParams(temperature=0.4, seed=i, max_tokens=40, stop=stop, logprobs=0, **more)
@@ -177,7 +177,10 @@ def test_texts_end_where_they_would(tmp_path: Path, ahead: bool) -> None:
                 (c.text, c.token_ids, c.stop_reason, c.logprobs, c.finish_reason) for c in choices
             ]
 
-    assert texts(speculative_config=DRAFTS, async_scheduling=ahead) == texts()
+    with shared_pools():
+        plain = texts()
+        for ahead in (False, True):
+            assert texts(speculative_config=DRAFTS, async_scheduling=ahead) == plain
 
 
 @given(

@@ -27,6 +27,25 @@ def regex(pattern: str) -> StructuredOutputsParams:
     return StructuredOutputsParams(regex=pattern)
 
 
+def multiple(number: int) -> StructuredOutputsParams:
+    """A constraint that only guidance compiles, which is loaded in no time."""
+    return StructuredOutputsParams(json=json.dumps({"type": "integer", "multipleOf": number}))
+
+
+# The process loads guidance at first, as xgrammar takes seconds.
+LIGHT = (
+    "import sys\n"
+    "from vllm_lite.structured_output import compile_process as process\n"
+    "process.GrammarEngines.load = lambda self: self._engine('guidance')\n"
+    "process.main(sys.argv[1:])"
+)
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_pool, "COMMAND", [sys.executable, "-c", LIGHT])
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CompilePool]:
     path: Path = save_byte_model(tmp_path_factory.mktemp("bytes"))
@@ -44,21 +63,17 @@ def test_good_and_bad_constraints_come_back(pool: CompilePool) -> None:
     assert facts.vocabulary.tokens[facts.vocabulary.eos_ids[0]] == b"<eos>"
 
 
+@pytest.mark.usefixtures("light")
 def test_a_process_that_is_gone_is_replaced(pool: CompilePool) -> None:
     for process in pool._processes:
         process._process.kill()
         process.exit_code()
-    assert not isinstance(pool.submit(regex("after")).result(), Refusal)
+    assert not isinstance(pool.submit(multiple(3)).result(), Refusal)
 
 
 # The engine works for seconds on this; here it gets a tenth of one.
-SLOW = StructuredOutputsParams(json=json.dumps({"type": "integer", "multipleOf": 1000003}))
-HASTY = (
-    "import sys\n"
-    "from vllm_lite.structured_output import compile_process as process\n"
-    "process.MAX_COMPILE_SECONDS = 0.1\n"
-    "process.main(sys.argv[1:])"
-)
+SLOW = multiple(1000003)
+HASTY = LIGHT.replace("process.main", "process.MAX_COMPILE_SECONDS = 0.1\nprocess.main")
 
 
 def test_one_that_takes_too_long_costs_only_itself(
@@ -70,7 +85,7 @@ def test_one_that_takes_too_long_costs_only_itself(
         slow = hasty.submit(SLOW).result()
         assert isinstance(slow, Refusal) and slow.status == 400
         assert "seconds to compile" in slow.message
-        assert not isinstance(hasty.submit(StructuredOutputsParams(choice=["a"])).result(), Refusal)
+        assert not isinstance(hasty.submit(multiple(3)).result(), Refusal)
     finally:
         hasty.close()
 
@@ -79,11 +94,12 @@ def stop(process: compile_pool._Process) -> None:
     os.kill(process._process.pid, signal.SIGSTOP)
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("length", [4, 200_000])  # the longer is more than a pipe holds
 def test_one_that_stands_still_is_replaced(
     length: int, pool: CompilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool.submit(regex("before")).result()
+    pool.submit(multiple(3)).result()
     held = pool._idle[-1]
     stop(held)
     with monkeypatch.context() as patch:
@@ -92,14 +108,15 @@ def test_one_that_stands_still_is_replaced(
     assert isinstance(refusal, Refusal) and refusal.status == 503
     assert "not compiled in time" in refusal.message
     assert held not in pool._processes and held.exit_code() == -signal.SIGKILL
-    assert not isinstance(pool.submit(regex("after")).result(), Refusal)
+    assert not isinstance(pool.submit(multiple(3)).result(), Refusal)
 
 
+@pytest.mark.usefixtures("light")
 @pytest.mark.parametrize("is_new", [False, True])
 def test_closing_waits_for_no_process(is_new: bool, pool: CompilePool) -> None:
     closing = CompilePool(pool._config)
     if not is_new:
-        closing.submit(regex("a")).result()
+        closing.submit(multiple(3)).result()
         stop(closing._idle[-1])
     futures = [closing.submit(regex(text)) for text in "bcd"]
     while not closing._processes:

@@ -120,8 +120,10 @@ def test_the_gpus_own_kernels_take_padded_steps(
     tmp_path: Path, replayed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    model = str(write_hf(tmp_path, num_hidden_layers=1))
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = str(write_hf(tmp_path, num_hidden_layers=1, **heads))
     few: dict[str, Any] = {"requests": 2, "max_num_seqs": 2, "speculative_config": DRAFTS}
+    few |= {"max_num_batched_tokens": 16, "most_tokens": 10}
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "triton")
     try:
         eager = serve(model, on_stand_in, **few, **EAGER)
