@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ from tests.models.test_quantized_experts import SIZES as MIXTURE
 from tests.models.test_quantized_experts import mixtures
 from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.config.quantized.in_flight import CODES
+from vllm_lite.config.quantized.schemes import NF4
 from vllm_lite.errors import CheckpointError, UsageError
 from vllm_lite.kernels.reference.rounding import round_activations
 from vllm_lite.quantization import online
 from vllm_lite.quantization.ggml_blocks import CONVERTERS
 from vllm_lite.quantization.grouped import GroupedKernel
+from vllm_lite.quantization.layouts.numbers import values_of
+from vllm_lite.quantization.layouts.rounding import encode
 from vllm_lite.quantization.method import StoredTensor
 from vllm_lite.quantization.quantized import QuantizedKernel
 from vllm_lite.quantization.registry import get_linear_method
@@ -367,3 +371,15 @@ def test_options_that_round_nothing_are_refused(
     path = save(make_model("llama", **SIZES), tmp_path)
     with pytest.raises(UsageError, match=message):
         load(path, **options)
+
+
+@pytest.mark.parametrize("number", ["nf4", "fp4"])
+def test_codes_of_bitsandbytes_are_those_of_the_nearest_values(number: Any) -> None:
+    """Settings of a checkpoint that is still plain may ask for either."""
+    weight = torch.randn(8, 192)
+    stored = encode(weight, replace(NF4, number=number))
+    values, scales = values_of(number), stored[NF4.scale].repeat_interleave(64, 1)
+    far = (weight[..., None] - values * scales[..., None]).abs()
+    torch.testing.assert_close(
+        far.gather(2, stored[NF4.weight].long()[..., None])[..., 0], far.amin(2), rtol=0, atol=1e-6
+    )

@@ -67,6 +67,8 @@ def test_files_are_worth_themselves_dequantised_but_for_those_that_the_page_name
     files = [each for each in json.loads(RESULTS.read_text())["results"] if each["part"] == "GGUF"]
     beyond = {each["name"] for each in files if abs(each["of_itself_percent"]) > LIMIT}
     assert files and beyond == set(BEYOND)
+    lost = {each["name"] for each in files if each["change_percent"] >= 1000}
+    assert beyond - lost == {"IQ1_M", "IQ2_XXS"}
 
 
 def test_every_checkpoint_is_measured() -> None:
