@@ -180,6 +180,7 @@ INT8, FP8 = torch.int8, torch.float8_e4m3fn
 FP4, TENTH = values_of("e2m1"), torch.tensor([0.1])
 ROUNDINGS = {
     "mxfp4": ActivationRounding(FP8, 32, values=FP4, scales="e8m0"),
+    "mxfp4 by powers above": ActivationRounding(FP8, 32, values=FP4, scales="ue8m0"),
     "mxfp6": ActivationRounding(FP8, 32, values=values_of("e3m2"), scales="e8m0"),
     "mxfp6 of short range": ActivationRounding(FP8, 32, values=values_of("e2m3"), scales="e8m0"),
     "mxfp8": ActivationRounding(FP8, 32, scales="e8m0"),

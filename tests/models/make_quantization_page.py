@@ -229,8 +229,7 @@ ROWS = (
         "weights of int1 to int8, fp8, MXFP8, MXFP4 and NVFP4, activations of int8 and such "
         "floats, per layer, from safetensors",
         "grouped integers, " + _FLOATS,
-        "pickles; layouts for one kind of GPU; MX scaling modes CEIL and EVEN, and RCEIL of MXFP4; "
-        "int4 weights for fp8 activations",
+        "pickles; layouts for one kind of GPU; MX scaling modes CEIL and EVEN",
         _EXACT,
     ),
     Row(
@@ -278,8 +277,9 @@ ROWS = (
 # Forms in flight; bitsandbytes reads checkpoints too.
 FLIGHTS = {
     "bitsandbytes": "nf4, or int8 with a scale for each output if `--hf-overrides` sets "
-    "`load_in_8bit` in a `quantization_config`; checkpoints of LLM.int8, nf4 and fp4, double "
-    "quantised ones too, load as stored; pickles are refused",
+    "`load_in_8bit` in a `quantization_config`; `bnb_4bit_use_double_quant` there only warns; "
+    "checkpoints of LLM.int8, nf4 and fp4, double quantised ones too, load as stored; pickles are "
+    "refused",
     "experts_int8": "int8 with a scale for each output, in the experts of a mixture only",
     "rtn": "int8 in groups of 128, or of 64, 32 or 16 if only one of these divides the inputs",
 }

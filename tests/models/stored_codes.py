@@ -297,17 +297,20 @@ def round_tokens(largest: float, group: int = 0) -> Round:
     return rounded
 
 
-def round_by_powers(group: int = 0) -> Round:
-    """The same to fp8, by the least powers of two that leave no value out of range."""
+def round_by_powers(group: int = 0, values: Tensor | None = None) -> Round:
+    """The same to fp8 or `values`, by the least powers of two that leave no value out of range."""
+    most = 448.0 if values is None else float(values.max())
 
     def rounded(x: Tensor) -> Tensor:
         groups = x.unflatten(1, (-1, group or x.shape[1]))
         scale = torch.ones(*groups.shape[:-1], 1)
-        while bool((is_above := groups.abs().amax(-1, keepdim=True) > 448 * scale).any()):
+        while bool((is_above := groups.abs().amax(-1, keepdim=True) > most * scale).any()):
             scale = torch.where(is_above, scale * 2, scale)
-        while bool((is_far := groups.abs().amax(-1, keepdim=True) <= 224 * scale).any()):
+        while bool((is_far := groups.abs().amax(-1, keepdim=True) <= most / 2 * scale).any()):
             scale = torch.where(is_far, scale / 2, scale)
-        return ((groups / scale).to(E4M3).float() * scale).flatten(1)
+        steps = groups / scale
+        codes = steps.to(E4M3).float() if values is None else values[nearest(steps, values)]
+        return (codes * scale).flatten(1)
 
     return rounded
 

@@ -36,7 +36,7 @@ from vllm_lite.quantization.layouts.numbers import values_of
 from vllm_lite.quantization.layouts.rounding import encode
 from vllm_lite.quantization.method import StoredTensor
 from vllm_lite.quantization.quantized import QuantizedKernel
-from vllm_lite.quantization.registry import get_linear_method
+from vllm_lite.quantization.registry import get_linear_method, warn_of_exact_scales
 
 E4M3 = torch.float8_e4m3fn
 WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 256}
@@ -219,6 +219,21 @@ def test_bitsandbytes_rounds_a_plain_checkpoint(bits: int, tmp_path: Path) -> No
         assert torch.equal(
             logits(named), logits(load(path, load_format="bitsandbytes", quantization="nf4"))
         )
+
+
+@pytest.mark.parametrize(("is_plain", "is_nested"), [(True, True), (True, False), (False, True)])
+def test_scales_that_are_not_quantised_in_flight_are_told(
+    is_plain: bool, is_nested: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_exact_scales.cache_clear()
+    settings: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    settings |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": is_nested}
+    packed, plain = write_pair(tmp_path, settings, bitsandbytes("nf4", is_nested), **SIZES)
+    overrides = {"quantization_config": settings} if is_plain else {}
+    for _ in range(2):
+        load(plain if is_plain else packed, hf_overrides=overrides)
+    said = [text for text in caplog.messages if "bnb_4bit_use_double_quant has no effect" in text]
+    assert len(said) == (is_plain and is_nested)
 
 
 @pytest.mark.parametrize(

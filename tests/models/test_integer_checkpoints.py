@@ -233,6 +233,18 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         layouts.torchao_int4(32),
         SIZES,
     ),
+    "torchao int4 by float8": (
+        torchao("Float8DynamicActivationInt4WeightConfig", int4_packing_format="plain"),
+        layouts.torchao_int4(128),
+        # By chance, an input of TILED's lies between two codes.
+        TILED | {"intermediate_size": 384},
+    ),
+}
+# Others' inputs are rounded by kernels of GGUF's types alone, in groups of 32.
+TOKENS = {
+    "qqq": round_tokens(127.0),
+    "qqq whole": round_tokens(127.0),
+    "torchao int4 by float8": round_tokens(448.0),
 }
 
 
@@ -242,20 +254,20 @@ def test_a_layout_is_worth_what_its_tool_stored(name: str, tmp_path: Path) -> No
     packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
     want = logits(load(plain))
     assert torch.equal(logits(load(packed, quantization="dequantize")), want)
-    assert float((logits(load(packed)) - want).norm() / want.norm()) < 0.1
+    nearness = float((logits(load(packed)) - want).norm() / want.norm())
+    # Three bits of mantissa for inputs cost more than the rounding of others.
+    assert nearness < (0.2 if name == "torchao int4 by float8" else 0.1)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_a_plain_model_s_with_the_same_rounding(name: str, tmp_path: Path) -> None:
-    """Kernels of GGUF's types round inputs in groups of 32, QQQ by token."""
     settings, quantise, sizes = FORMATS[name]
     packed, plain = write_pair(tmp_path, settings, quantise, **sizes)
     model, exact = load(packed), load(plain)
     theirs = layers(exact)
     for layer, module in layers(model).items():
         is_ggufs = any(weight.format.startswith("Q") for weight in module.kernel.stored)
-        of_format = round_tokens(127.0) if name.startswith("qqq") else torch.clone
-        rounded = round_tokens(127.0, 32) if is_ggufs else of_format
+        rounded = round_tokens(127.0, 32) if is_ggufs else TOKENS.get(name, torch.clone)
         kernel = theirs[layer].kernel
         theirs[layer].kernel = lambda x, kernel=kernel, rounded=rounded: kernel(rounded(x))
         x = torch.randn(5, theirs[layer]._inputs.size)

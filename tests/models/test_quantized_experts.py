@@ -20,10 +20,10 @@ from torch.nn.functional import silu
 
 from tests.models.quantized_checkpoints import Quantise, write_pair
 from tests.models.runner import load
-from tests.models.stored_codes import Round, deepseek_v4, round_by, round_by_powers, round_tokens
+from tests.models.stored_codes import Round, deepseek_v4, round_by, round_by_powers
 from tests.models.test_aqlm import FORMS as AQLM
 from tests.models.test_aqlm import written
-from tests.models.test_integer_checkpoints import FORMATS
+from tests.models.test_integer_checkpoints import FORMATS, TOKENS
 from tests.models.test_quantized_checkpoints import layers, logits
 from tests.models.test_stored_codes import CASES
 from vllm_lite.errors import CheckpointError
@@ -55,11 +55,8 @@ NAMES = (
     *("fp8 static", "fp8 blocks", "W8A8 int", "W4A16", "W4A16 act-order", "NVFP4"),
     *("NVFP4A16", "MXFP4", "MXFP8", "2:4 float", "modelopt FP8", "modelopt NVFP4"),
     *("quark fp8", "quark int8", "quark fp4", "quark fp6_e2m3", "fbgemm_fp8"),
-    *("aqlm 1x16", "aqlm 2x8"),
+    *("aqlm 1x16", "aqlm 2x8", "torchao int4 by float8"),
 )
-
-
-ROUNDED_TOKENS = {"qqq": round_tokens(127.0)}
 
 
 def _format(name: str) -> tuple[dict[str, Any], Quantise]:
@@ -106,7 +103,7 @@ def test_experts_are_kept_as_they_are_stored(name: str, tmp_path: Path) -> None:
     x = torch.randn(6, sizes["hidden_size"])
     ids = torch.randint(0, SIZES["num_experts"], (6, 2), dtype=torch.int32)
     weights = torch.rand(6, 2)
-    rounded = CASES[name][2] if name in CASES else ROUNDED_TOKENS.get(name)
+    rounded = CASES[name][2] if name in CASES else TOKENS.get(name)
     for mixture, other in zip(mixtures(model), mixtures(exact), strict=True):
         stored, whole = mixture.kernel.stored, other.kernel.stored
         if rounded is not None:

@@ -273,6 +273,11 @@ CASES |= {
         round_mx("fp8"),
     ),
     "torchao mxfp4": (
+        torchao(BY_MX, weight_dtype=FP4X2, activation_dtype=FP4X2),
+        torchao_tiled(mx("fp4")),
+        round_by_powers(32, FP4),
+    ),
+    "torchao mxfp4 down": (
         torchao(BY_MX, weight_dtype=FP4X2, activation_dtype=FP4X2, scaling_mode=FLOOR),
         torchao_tiled(mx("fp4")),
         round_mx("fp4"),
@@ -723,14 +728,17 @@ def test_torchao_functions_are_its_classes(name: str, tmp_path: Path) -> None:
         (torchao(BY_MX, block_size=16), "block_size 16; this build reads 32"),
         (torchao(BY_MX, weight_dtype="fp6_e2m3"), "weight_dtype 'fp6_e2m3'"),
         (torchao(BY_MX, activation_dtype=FP4X2), "activation_dtype 'float4_e2m1fn_x2'"),
-        (torchao(BY_MX, scaling_mode="EVEN"), "scaling_mode with float8_e4m3fn 'EVEN'"),
+        (torchao(BY_MX, scaling_mode="EVEN"), "scaling_mode 'EVEN'"),
         (
-            torchao(BY_MX, weight_dtype=FP4X2, activation_dtype=FP4X2),
-            "scaling_mode with float4_e2m1fn_x2 'RCEIL'; this build reads 'FLOOR'",
+            torchao(BY_MX, weight_dtype=FP4X2, activation_dtype=FP4X2, scaling_mode="CEIL"),
+            "scaling_mode 'CEIL'; this build reads 'RCEIL' or 'FLOOR'",
         ),
         (torchao(BY_NVFP4, step="prepare"), "step 'prepare'"),
         (torchao("NVFP4WeightOnlyConfig", use_dynamic_per_tensor_scale=1), "per_tensor_scale 1"),
-        (torchao("Float8DynamicActivationInt4WeightConfig"), "quant_type 'Float8DynamicAct"),
+        (
+            torchao("Float8DynamicActivationInt4WeightConfig"),
+            "int4_packing_format 'preshuffled'; this build reads 'plain'",
+        ),
         (FP8 | {"weight_block_size": [64, 40]}, r"weight_block_size \[64, 40\]"),
         (FP8 | {"activation_scheme": "often"}, "activation_scheme 'often'"),
     ],

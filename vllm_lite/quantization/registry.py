@@ -189,9 +189,11 @@ def get_linear_method(
     if isinstance(form, Codebooks):
         return CodebookMethod(form, dtype, keeps)
     if isinstance(form, PackedIntegers):
-        rounding = ActivationRounding(torch.int8) if form.rounds_tokens else None
+        rounding = ActivationRounding(getattr(torch, form.tokens)) if form.tokens else None
         return GroupedLinearMethod(IntegerLayout(form), dtype, keeps, rounding=rounding)
     if isinstance(form, Rounded) and keeps:
+        if form.nests_scales:
+            warn_of_exact_scales()
         return RoundedLinearMethod(quantization or form.codes.number, form.codes, dtype)
     if isinstance(form, FlatBlocks):
         return GroupedLinearMethod(FlatBlocksLayout(form), dtype, keeps)
@@ -236,4 +238,13 @@ def warn_of_small_groups(size: int, dtype: torch.dtype) -> None:
         "bfloat16 or more: their weights are dequantised to %s as they are loaded",
         size,
         str(dtype).removeprefix("torch."),
+    )
+
+
+@cache
+def warn_of_exact_scales() -> None:
+    """Say once in a process that one setting of bitsandbytes is not followed."""
+    logger.warning(
+        "bnb_4bit_use_double_quant has no effect on weights that are rounded as they are loaded: "
+        "their scales are kept exact, in float32"
     )

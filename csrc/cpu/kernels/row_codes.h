@@ -51,7 +51,7 @@ static inline float largest_magnitude(const T* x, int64_t size) {
   return bit_cast<float>(bits);
 }
 
-// The least power of two that is not below a normal number.
+// The least power of two, of those that are normal numbers, that is not below a number.
 static inline float power_above(float number) {
   return bit_cast<float>((bit_cast<int32_t>(number) + 0x7fffff) & 0x7f800000);
 }
@@ -91,10 +91,10 @@ struct CodeScale {
     }
     const bool has_floor = by.values == nullptr && !is_float && by.scales != RowScales::kPowerBelow;
     is_usable = (has_floor ? largest > kSmallest : scale > 0.0f) && scale < INFINITY;
-    if (!has_floor || !is_usable) return;
+    if (!is_usable) return;
     if (by.scales == RowScales::kPowerAbove) {
       scale = power_above(scale);
-    } else {
+    } else if (has_floor) {
       factor = limit / largest;
     }
   }

@@ -297,6 +297,17 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
         torchao("Int4WeightOnlyConfig", int4_packing_format="tile_packed_to_4d"),
         "int4_packing_format 'tile_packed_to_4d'",
     ),
+    "torchao int4 by fp8": (
+        torchao(
+            "Float8DynamicActivationInt4WeightConfig",
+            int4_packing_format={"_type": "Int4PackingFormat", "_data": "PLAIN"},
+        ),
+        "",
+    ),
+    "torchao int4 by fp8, shuffled": (
+        torchao("Float8DynamicActivationInt4WeightConfig"),
+        "int4_packing_format 'preshuffled'",
+    ),
     "torchao autoquant": (torchao("AutoQuantConfig"), "quant_type 'AutoQuantConfig'"),
     "hqq": ({"quant_method": "hqq", "quant_config": {"weight_quant_params": HQQ}}, ""),
     "hqq by layer": (

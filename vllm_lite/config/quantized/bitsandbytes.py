@@ -29,5 +29,6 @@ def read(settings: Settings) -> Scheme:
         return Scheme(form, patterns=patterns, in_flight=rounded)
     storage = settings.choice("bnb_4bit_quant_storage", STORAGES, "uint8")
     number = settings.choice("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
-    rounded = Rounded(replace(NF4, number=number))
+    is_nested = settings.choice("bnb_4bit_use_double_quant", (False, True), False)
+    rounded = Rounded(replace(NF4, number=number), is_nested)
     return Scheme(FlatBlocks(number, storage), patterns=patterns, in_flight=rounded)

@@ -9,4 +9,4 @@ def read(settings: Settings) -> Scheme:
     """The scheme of a checkpoint with these settings; raises CheckpointError."""
     bits: int = settings.choice("bits", (4,), settings.get("wbits"))
     size = settings.group_size("group_size" if "group_size" in settings.values else "groupsize")
-    return Scheme(PackedIntegers("qqq", bits, size, is_symmetric=True, rounds_tokens=True))
+    return Scheme(PackedIntegers("qqq", bits, size, is_symmetric=True, tokens="int8"))

@@ -21,7 +21,7 @@ class PackedIntegers:
 
     group_size is how many inputs share a scale; None: all of them. Stored zero points of GPTQ's
     first format are less by one than those meant. A symmetric form may lack them.
-    If it `rounds_tokens`, inputs are rounded to int8 by each token's largest value.
+    Inputs are rounded to `tokens` by each token's largest value; "": they are not.
     """
 
     layout: str
@@ -29,7 +29,7 @@ class PackedIntegers:
     group_size: int | None
     zeros_are_less_by_one: bool = False
     is_symmetric: bool = False
-    rounds_tokens: bool = False
+    tokens: Literal["", "int8", "float8_e4m3fn"] = ""
     # Of BitBLAS's, which its tensors tell: codes for inputs of float16, and a tensor's suffix.
     is_paired: bool = False
     zeros: str = "zeros"
@@ -136,6 +136,8 @@ class Rounded:
     """Plain weights, rounded to codes as they are loaded."""
 
     codes: StoredCodes
+    # Settings ask for quantised scales, which these do not get.
+    nests_scales: bool = False
 
 
 Form = PackedIntegers | StoredCodes | Ternary | FlatBlocks | Codebooks | Rounded

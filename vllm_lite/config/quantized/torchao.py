@@ -87,11 +87,15 @@ def _int8_by_int8(data: Settings) -> StoredCodes:
     return replace(_int8(data), rounding=_rounding(data, "SYMMETRIC"))
 
 
-def _int4(data: Settings) -> Form:
-    packing = _word(data, "int4_packing_format", "plain")
+def _int4(data: Settings, usual_packing: str = "plain") -> PackedIntegers:
+    packing = _word(data, "int4_packing_format", usual_packing)
     data.one_of("int4_packing_format", packing.lower(), ("plain",))
     data = data.changed({"group_size": data.get("group_size", 128)})
     return PackedIntegers("torchao_int4", 4, data.group_size(), is_symmetric=True)
+
+
+def _int4_by_float8(data: Settings) -> PackedIntegers:
+    return replace(_int4(data, "preshuffled"), tokens="float8_e4m3fn")
 
 
 def _intx(data: Settings, granularity: str = "granularity") -> StoredCodes:
@@ -133,13 +137,12 @@ def _float8_by_float8(data: Settings) -> StoredCodes:
 
 
 def _mx_by_mx(data: Settings) -> StoredCodes:
-    """Powers of two for inputs go up, or down as those of Open Compute's formats."""
+    """Scales of inputs are rounded up, or down as those of Open Compute's formats."""
     data.one_of("block_size", data.get("block_size", 32), (32,))
     word = data.one_of("weight_dtype", _word(data, "weight_dtype", "float8_e4m3fn"), tuple(_MX))
     data.one_of("activation_dtype", _word(data, "activation_dtype", "float8_e4m3fn"), (word,))
     form, mode = _MX[word], _word(data, "scaling_mode", "RCEIL")
-    modes = ("RCEIL", "FLOOR") if form.bits == 8 else ("FLOOR",)
-    data.one_of(f"scaling_mode with {word}", mode, modes)
+    data.one_of("scaling_mode", mode, ("RCEIL", "FLOOR"))
     scale: Any = "ue8m0" if mode == "RCEIL" else "e8m0"
     return replace(form, rounding=Rounding(form.number, form.bits, "group", 32, scale=scale))
 
@@ -170,6 +173,7 @@ _KINDS: dict[str, Callable[[Settings], Form]] = {
     "Float8WeightOnlyConfig": _float8,
     "Float8DynamicActivationFloat8WeightConfig": _float8_by_float8,
     "MXDynamicActivationMXWeightConfig": _mx_by_mx,
+    "Float8DynamicActivationInt4WeightConfig": _int4_by_float8,
     "NVFP4WeightOnlyConfig": _nvfp4,
     "NVFP4DynamicActivationNVFP4WeightConfig": _nvfp4_by_nvfp4,
 }

@@ -42,11 +42,16 @@ def quantize_by_powers(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> tu
     groups = torch.unflatten(x.float(), 1, (-1, group_size or x.shape[1]))
     highest = groups.abs().amax(-1, keepdim=True)
     usable = (highest > SMALLEST_ROW) & highest.isfinite()
-    mantissas, exponents = torch.frexp(highest / largest)
-    powers = torch.ldexp(torch.ones_like(mantissas), exponents - (mantissas == 0.5).int())
-    scales = torch.where(usable, powers, highest)
+    scales = torch.where(usable, power_above(highest / largest), highest)
     codes = torch.where(usable, groups / scales, 0.0).clamp(-largest, largest)
     return codes.flatten(-2).to(dtype), scales.squeeze(-1)
+
+
+def power_above(x: Tensor) -> Tensor:
+    """The least powers of two, of those that are normal numbers, that are not below x >= 0."""
+    mantissas, exponents = torch.frexp(x)
+    exponents = (exponents - (mantissas == 0.5).int()).clamp(min=-126)
+    return torch.where(x.isfinite(), torch.ldexp(torch.ones_like(x), exponents), x)
 
 
 def quantize_by_scale(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from vllm_lite.kernels.reference.quantize import (
     LARGEST,
     SMALLEST_ROW,
+    power_above,
     quantize_by_powers,
     quantize_by_scale,
     quantize_rows,
@@ -126,6 +127,7 @@ def _round_groups(groups: Tensor, rounding: ActivationRounding) -> Tensor:
         scales = power_of_two(highest, largest)
     else:
         scales = highest / largest
+        scales = power_above(scales) if rounding.scales == "ue8m0" else scales
     codes = torch.where(scales > 0, groups / scales, 0.0)
     if values is not None:
         return to_values(codes, values) * scales
