@@ -38,7 +38,7 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec, LayerCacheSpec
 from vllm_lite.core.pending import PendingOutput
 from vllm_lite.core.scheduler import Scheduler
-from vllm_lite.core.step import EngineCoreRequest, SchedulerOutput
+from vllm_lite.core.step import EngineCoreRequest, LateMasks, SchedulerOutput
 from vllm_lite.engine.core.constraints import Constraints
 from vllm_lite.engine.core.engine_core import EngineCore
 from vllm_lite.engine.core.loop import CoreLoop
@@ -119,9 +119,9 @@ class NoModelWorker:
         self._runner = host_runner(self._config, plan, Models(model), torch.device("cpu"))
         return 0.0
 
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
         assert self._runner is not None
-        return self._runner.submit(step)
+        return self._runner.submit(step, masks)
 
     def describe(self) -> str:
         return "no model"

@@ -20,6 +20,7 @@ from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import DoneOutput
 from vllm_lite.core.step import (
+    LateMasks,
     ModelRunnerOutput,
     NewRequestData,
     Pooled,
@@ -149,7 +150,7 @@ class ScriptedExecutor(Executor):
         self._states = [None] * plan.num_states
         return 0.0
 
-    def submit(self, step: SchedulerOutput) -> DoneOutput:
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> DoneOutput:
         return DoneOutput(self.execute_model(step))
 
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:

@@ -119,7 +119,8 @@ class Scheduler:
     @property
     def can_plan_ahead(self) -> bool:
         """Whether another step can be planned before those in flight are answered."""
-        return not self._is_short
+        must_wait = self.requests and all(r.must_wait for r in self.requests.values())
+        return not (self._is_short or must_wait)
 
     def update_from_output(
         self, step: SchedulerOutput, output: ModelRunnerOutput
@@ -161,9 +162,6 @@ class Scheduler:
     def has_requests(self) -> bool:
         """Whether a step is due: for requests, or to tell the workers of departures."""
         return bool(self.requests or self._departed)
-
-    def get_num_unfinished_requests(self) -> int:
-        return len(self.requests)
 
     def make_stats(self) -> SchedulerStats:
         """The state now; the counters are totals since the start."""

@@ -7,7 +7,7 @@ admits it; later steps name only changes. `ModelRunnerOutput` is the answer. `En
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,6 +131,10 @@ class TokenMasks:
     # [R, ceil(vocabulary / 32)] int32: a bit a token, the least significant first, 1 for allowed.
     # Valid until the step is over.
     bits: MaskBits
+
+
+# Masks that depend on the answers of earlier steps: asked for once the forward pass is under way.
+LateMasks = Callable[[], TokenMasks | None]
 
 
 @dataclass(slots=True)

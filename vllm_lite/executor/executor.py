@@ -9,7 +9,7 @@ from typing import TypeVar, TypeVarTuple
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.core.step import LateMasks, SchedulerOutput
 from vllm_lite.errors import VLLMLiteError
 from vllm_lite.worker.interface import StepWorker
 
@@ -22,17 +22,20 @@ class Executor(ABC):
 
     # Steps that may be in flight.
     max_in_flight = 1
+    # Whether a step can get its masks while its forward pass is under way.
+    asks_for_masks = False
     # Readable once a worker has ended by itself; None where none can.
     failure_fd: int | None = None
     # The error that ended it.
     failure: VLLMLiteError | None = None
 
     @abstractmethod
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
         """Run a step after those submitted before it; may return before it is done.
 
-        A later step may rest on tokens that an earlier one, still running, samples. Answers are
-        taken in the order of the steps.
+        `masks`, where the executor asks for them, take the place of the step's own. A later step
+        may rest on tokens that an earlier one, still running, samples. Answers are taken in the
+        order of the steps.
         """
 
     @abstractmethod

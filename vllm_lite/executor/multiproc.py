@@ -23,7 +23,7 @@ import vllm_lite._cpu as _cpu
 from vllm_lite import envs
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step import LateMasks, ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import CheckpointError, EngineDeadError, UsageError, VLLMLiteError
 from vllm_lite.executor.executor import Answer, Args, Executor
 from vllm_lite.executor.rank_messages import (
@@ -79,8 +79,8 @@ class MultiprocExecutor(Executor):
             self.shutdown()
             raise
 
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Send a step to all ranks."""
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
+        """Send a step to all ranks, which ask for no masks."""
         self._send(encode(RunStep(step)))
         self._num_submitted += 1
         return RankOutput(self, self._num_submitted)

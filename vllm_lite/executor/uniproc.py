@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step import LateMasks, ModelRunnerOutput, SchedulerOutput
 from vllm_lite.executor.executor import Answer, Args, Executor
 from vllm_lite.worker.gpu_worker import GpuWorker
 from vllm_lite.worker.interface import StepWorker
@@ -41,6 +41,8 @@ class UniprocExecutor(Executor):
         in_thread: bool = False,
     ) -> None:
         self.max_in_flight = 2 if config.scheduler.async_scheduling else 1
+        # Whoever makes them is not for other threads.
+        self.asks_for_masks = self.max_in_flight > 1 and not in_thread
         self._thread = ThreadPoolExecutor(1, "worker") if in_thread else None
         self._worker: StepWorker | None = (
             self._thread.submit(make_worker, config).result()
@@ -48,11 +50,11 @@ class UniprocExecutor(Executor):
             else make_worker(config)
         )
 
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
         """Run a step, or queue it."""
         if self._thread is not None:
             return FutureOutput(self._thread.submit(self._running.submit, step))
-        return self._running.submit(step)
+        return self._running.submit(step, masks)
 
     def call(self, method: Callable[[StepWorker, *Args], Answer], *args: *Args) -> list[Answer]:
         """Call a method of the worker."""

@@ -32,7 +32,8 @@ class MirroredBlockTables(BlockTables):
     def __init__(
         self, num_slots: int, max_blocks: int, block_size: int, windows: Sequence[int | None]
     ) -> None:
-        super().__init__(num_slots, max_blocks, block_size, windows)
+        # By four, so that the rows of each group begin at 16 bytes: kernels are compiled for that.
+        super().__init__(num_slots, -(-max_blocks // 4) * 4, block_size, windows)
         # Place in the flattened copy -> block id.
         self._changes: dict[int, int] = {}
 

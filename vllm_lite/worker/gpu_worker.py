@@ -28,7 +28,7 @@ from vllm_lite.core.memory_budget import (
     measured_use,
 )
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput
+from vllm_lite.core.step import LateMasks, ModelRunnerOutput, SchedulerOutput
 from vllm_lite.errors import EngineDeadError, UsageError
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.metadata import attention_metadata
@@ -152,10 +152,10 @@ class GpuWorker(Worker):
         logger.info("%s", describe_memory(self._use, plan.total_bytes, memory))
         return 0.0  # its host waits more than it computes
 
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
         """Launch one step; raises EngineDeadError where the device is broken."""
         with _noticing(self._device):
-            return _Watched(super().submit(step), self._device)
+            return _Watched(super().submit(step, masks), self._device)
 
     def release(self, tags: Collection[MemoryTag]) -> int:
         """Refuse: graphs hold addresses, which need their memory."""
@@ -185,18 +185,21 @@ class GpuWorker(Worker):
     def _try_out(self, spec: KVCacheSpec) -> tuple[DeviceMemory, int]:
         """A reading after the trial steps, and the bytes that all graphs would take.
 
-        With a cache of one block, which goes as it came.
+        With a cache of two blocks, which goes as it came: one would have other strides than many,
+        for which kernels are compiled.
         """
         block_size = self._config.cache.block_size
         page = page_bytes(cache_groups(spec), block_size)
-        plan = KVCachePlan(spec, 1, block_size, page, num_states=int(bool(spec.states)))
+        plan = KVCachePlan(spec, 2, block_size, page, num_states=2 * bool(spec.states))
         self._bind(plan)
-        runner, recorded = self._make_runner(plan)
+        # Without graphs, which would take steps of other sizes than those that are to be tried.
+        runner, _ = device_runner(self._config, plan, self._models, self._device)
         largest, *small = trial_steps(self._config, len(plan.groups))
         runner.submit(largest).get()
         for step in small:
             check_answer(self._config, runner.submit(step).get())
         stepped = self._device.read_memory()
+        _, recorded = self._make_runner(plan)
         self._device.trim_memory()
         frees = [self._device.read_memory().free]
         for shape in recorded.shapes[:-3:-1]:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.core.step import LateMasks, SchedulerOutput
 
 # What memory is for: each kind can be given back by itself.
 MemoryTag = Literal["weights", "kv_cache"]
@@ -29,8 +29,8 @@ class StepWorker(Protocol):
         Returns the processor seconds that the largest step should take, 0 where that is not known.
         """
 
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Run a step after those submitted before it."""
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
+        """Run a step after those submitted before it; `masks` take the place of its own."""
 
     def release(self, tags: Collection[MemoryTag]) -> int:
         """Give the memory of `tags` back, whose contents are lost; its bytes.

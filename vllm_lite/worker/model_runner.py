@@ -19,7 +19,13 @@ from torch import Tensor
 
 from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.pending import DoneOutput, PendingOutput
-from vllm_lite.core.step import ModelRunnerOutput, SchedulerOutput, TokenLogprobs, TokenMasks
+from vllm_lite.core.step import (
+    LateMasks,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenLogprobs,
+    TokenMasks,
+)
 from vllm_lite.kernels.transfer import Arriving
 from vllm_lite.models.interfaces import CausalLM, PoolingModel
 from vllm_lite.pooling_params import PoolingParams
@@ -70,8 +76,11 @@ class ModelRunner:
         self._unread: deque[_Answer] = deque()
 
     @torch.inference_mode()
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
-        """Run one step after those submitted before it."""
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
+        """Run one step after those submitted before it.
+
+        `masks` are called once the forward pass is launched: they may wait for earlier answers.
+        """
         self._update_requests(step)
         output = ModelRunnerOutput({})
         if not step.num_scheduled_tokens:
@@ -88,7 +97,8 @@ class ModelRunner:
             self._pooler.collect(hidden, self._requests, plan, output)
         answer: PendingOutput = DoneOutput(output)
         if batch.sampling is not None:
-            choice = self._choose(computed, batch, batch.sampling, step.token_masks)
+            token_masks = step.token_masks if masks is None else masks()
+            choice = self._choose(computed, batch, batch.sampling, token_masks)
             answer = _Answer(plan, choice, output, self._requests, self._unread, self._synthetic)
         drafter, wanted = self._drafter, step.wanted_drafts
         if wanted or not self._inputs.runs_ahead or (drafter is not None and drafter.observes):

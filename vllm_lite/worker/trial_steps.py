@@ -3,15 +3,15 @@
 Single tokens show whether the weights are sound, and a small step how long the largest may take.
 
 The largest has as many requests and tokens as a step may have, a context of full length among them,
-and every row drawn with filters, penalties and log-probabilities. The small ones have kernels
-compiled before a request waits for them: Triton makes another for a number that is 1, and for
-one that 16 divides; the first of them has a mask and reports its token alone. Knows no device; all
-blocks are the null block, so that any cache will do.
+and every row drawn with filters, penalties and log-probabilities. The small ones have all kernels
+compiled before a request waits for them: there is another for some numbers of rows, for a number
+that is 1 or that 16 divides, and for the splits of a context. The first of them has a mask and
+reports its token alone. Knows no device; all blocks are the null block, so that any cache will do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,8 +28,11 @@ _GREEDY = SamplingParams(temperature=0.0)
 _REPORTED = SamplingParams(temperature=0.0, logprobs=0)
 _SAMPLES = 16
 _TIMED_CONTEXT, _TIMED_TOKENS = 2048, 8
-# Requests, tokens of each, and how all sample.
-_SMALL = ((1, 7, _REPORTED), (1, 16, _GREEDY), (3, 7, _GREEDY), (16, 16, _GREEDY))
+# Tokens of small steps. Products of up to four rows have kernels for 1, 2 and 4; tiles of more are
+# for up to 16, 64 or more, and the fewer of them there are the more parts sums may have.
+_TOKENS = (1, 2, 3, 5, 16, 17, 32, 64, 65, 112, 127, 256)
+# Contexts whose attention has 2, 4, 8, 16 and 32 splits, where one token is alone.
+_CONTEXTS = (128, 256, 512, 1024, 2048)
 
 
 def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput]:
@@ -38,15 +41,12 @@ def trial_steps(config: VllmConfig, num_groups: int = 1) -> list[SchedulerOutput
     `num_groups`: block tables of a request.
     """
     steps = [_largest_step(config)]
-    scheduler = config.scheduler
-    for num_requests, count, sampling in _SMALL:
-        fits = num_requests * count <= scheduler.max_num_batched_tokens
-        if fits and num_requests <= scheduler.max_num_seqs and count < config.model.max_model_len:
-            counts = [count] * num_requests
-            steps.append(_step(config, counts, counts, sampling, after=steps[-1]))
-            if sampling is _REPORTED and config.facts.pooling is None:
-                bits = np.full((num_requests, -(-config.facts.vocab_size // 32)), -1, np.int32)
-                steps[-1].token_masks = TokenMasks(list(steps[-1].num_scheduled_tokens), bits)
+    for lengths, counts in _small(config):
+        sampling = _GREEDY if len(steps) > 1 else _REPORTED
+        steps.append(_step(config, lengths, counts, sampling, after=steps[-1]))
+        if sampling is _REPORTED and config.facts.pooling is None:
+            bits = np.full((len(counts), -(-config.facts.vocab_size // 32)), -1, np.int32)
+            steps[-1].token_masks = TokenMasks(list(steps[-1].num_scheduled_tokens), bits)
     for request in (request for step in steps for request in step.new_requests):
         request.block_ids *= num_groups
     return steps
@@ -107,6 +107,33 @@ def _has_context(config: VllmConfig) -> bool:
     return config.facts.pooling is None or config.facts.pooling.is_causal
 
 
+def _small(config: VllmConfig) -> Iterator[tuple[list[int], list[int]]]:
+    """Lengths of the requests of each small step, and how many of their tokens are computed."""
+    scheduler, max_len = config.scheduler, config.model.max_model_len
+    most, rows = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+    # The most rows that sample, those that 16 divides and those that it does not.
+    tokens = {*_TOKENS, rows, rows - 1, rows // 16 * 16} - {0}
+    shared = [_shared(config, number) for number in (7, *sorted(tokens))]
+    # Long enough for a prompt's tile; the other request's token is another tile's.
+    mixed = [min(16, max_len), 1][:rows]
+    for counts in (*shared, mixed):
+        if sum(counts) <= most:
+            yield counts, counts
+    if _has_context(config):
+        for length in sorted({min(context, max_len) for context in _CONTEXTS}):
+            yield [length], [1]
+        for counts in ([min(2, max_len)], mixed):
+            if sum(counts) <= most:
+                yield [min(_CONTEXTS[-1], max_len)] * len(counts), counts
+
+
+def _shared(config: VllmConfig, num_tokens: int) -> list[int]:
+    """So many tokens, or fewer if they do not fit, shared by as many requests as may be."""
+    num_requests = min(config.scheduler.max_num_seqs, num_tokens)
+    share, more = divmod(num_tokens, num_requests)
+    return [min(share + (i < more), config.model.max_model_len) for i in range(num_requests)]
+
+
 def _largest_step(config: VllmConfig) -> SchedulerOutput:
     """max_num_seqs requests that share max_num_batched_tokens."""
     scheduler, max_len = config.scheduler, config.model.max_model_len
@@ -114,8 +141,7 @@ def _largest_step(config: VllmConfig) -> SchedulerOutput:
         counts = [max_len] * (scheduler.max_num_batched_tokens // max_len)
         counts = counts[: scheduler.max_num_seqs]
         return _step(config, counts, counts)
-    share, more = divmod(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
-    counts = [min(share + (i < more), max_len) for i in range(scheduler.max_num_seqs)]
+    counts = _shared(config, scheduler.max_num_batched_tokens)
     # The first one ends a prompt as long as there may be.
     return _step(config, [max_len, *counts[1:]], counts, _COSTLY)
 

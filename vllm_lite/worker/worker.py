@@ -18,7 +18,7 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.kv_plan import KVCachePlan
 from vllm_lite.core.kv_spec import KVCacheSpec
 from vllm_lite.core.pending import PendingOutput
-from vllm_lite.core.step import SchedulerOutput
+from vllm_lite.core.step import LateMasks, SchedulerOutput
 from vllm_lite.distributed.groups import tp_size
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu.mapped_memory import Allocations, release_pages, return_unused_heap
@@ -106,11 +106,11 @@ class Worker:
             runner.submit(step).get()
         return (time.process_time() - before) * times
 
-    def submit(self, step: SchedulerOutput) -> PendingOutput:
+    def submit(self, step: SchedulerOutput, masks: LateMasks | None = None) -> PendingOutput:
         """Run one step."""
         if self._runner is None:
             raise RuntimeError("initialize_cache comes before submit")
-        return self._runner.submit(step)
+        return self._runner.submit(step, masks)
 
     def release(self, tags: Collection[MemoryTag]) -> int:
         """Give the memory of `tags` back, whose contents are lost; its bytes."""

@@ -8,7 +8,8 @@ from tests.builders import message
 from tests.fakes import ScriptedExecutor
 from tests.unit.engine.engines import Scripted, engine_config
 from vllm_lite.core.step import EngineCoreOutput
-from vllm_lite.engine.core.engine_core import MAX_FAILED_STEPS, EngineCore
+from vllm_lite.engine.core.engine_core import EngineCore
+from vllm_lite.engine.core.patience import MAX_FAILED_STEPS
 from vllm_lite.engine.link.channel import decode_from_core, decode_to_core, message_encoder
 from vllm_lite.engine.link.messages import AbortRequests, AddRequests, StepOutputs
 from vllm_lite.errors import EngineDeadError

@@ -16,7 +16,7 @@ import pytest
 from tests.models.byte_model import save_byte_model
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.engine.core import constraints
-from vllm_lite.engine.core.constraints import GrammarCache, Result, outcome
+from vllm_lite.engine.core.grammar_cache import GrammarCache, Result, outcome
 from vllm_lite.structured_output import compile_pool
 from vllm_lite.structured_output.compile_pool import CompilePool
 from vllm_lite.structured_output.grammar import Refusal

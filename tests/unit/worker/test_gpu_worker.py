@@ -218,7 +218,11 @@ def test_the_largest_step_is_as_large_as_a_step_may_be(model: str) -> None:
     assert len(largest.new_requests[0].prompt_token_ids) == 64
     cut = make_config(model, max_num_batched_tokens=1000, max_num_seqs=4)
     assert trial_steps(cut)[0].total_num_scheduled_tokens == 4 * 64
-    assert [step.total_num_scheduled_tokens for step in small] == [7, 16, 21]
+    numbers = [step.total_num_scheduled_tokens for step in small]
+    # Shared by up to four requests; a prompt beside a token; one token, two and both of these
+    # behind contexts of 64 tokens.
+    assert numbers == [7, 1, 2, 3, 4, 5, 16, 17, 17, 1, 2, 17]
+    assert [len(step.new_requests) for step in small] == [4, 1, 2, 3, 4, 4, 4, 4, 2, 1, 1, 2]
     for step in (largest, *small):
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
         for new in step.new_requests:

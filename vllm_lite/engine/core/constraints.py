@@ -6,12 +6,11 @@ Without a constrained request it starts nothing and costs one look at a dict.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,10 @@ from vllm_lite.config.vllm import VllmConfig
 from vllm_lite.core.request import Request, RequestStatus
 from vllm_lite.core.step import EngineCoreOutput, SchedulerOutput, TokenMasks
 from vllm_lite.engine.core.forced import ForcedTokens
-from vllm_lite.errors import RequestError
-from vllm_lite.log import init_logger
+from vllm_lite.engine.core.grammar_cache import GrammarCache, Result, outcome
 from vllm_lite.parsers.registry import bind_parsers, prompt_ends_in_reasoning
 from vllm_lite.sampling_params import SamplingParams
 from vllm_lite.spec_decode.drafter import make_drafter
-from vllm_lite.structured_output.canonical import name_of
 from vllm_lite.structured_output.compile_pool import CompilePool
 from vllm_lite.structured_output.grammar import (
     CompiledGrammar,
@@ -41,93 +38,9 @@ from vllm_lite.structured_output.sequence import (
     Reasoning,
     guarded,
 )
-from vllm_lite.structured_outputs_params import StructuredOutputsParams
 
-logger = init_logger(__name__)
-
-MAX_GRAMMARS = 1024
-MAX_BYTES = 256 << 20
-MAX_COMPILING = 256
-# Bytes of an entry without its grammar, and of a refusal.
-_ENTRY_BYTES = 1024
-Result = CompiledGrammar | Refusal
-Found = TypeVar("Found")
 # Tokens of a prompt in which its last mark of reasoning is looked for.
 _PROMPT_TAIL = 64
-
-
-class Compiler(Protocol):
-    """Turns a constraint into a grammar."""
-
-    def submit(self, params: StructuredOutputsParams) -> Future[Result]: ...
-
-
-class GrammarCache:
-    """Every constraint is compiled once, however many ask for it at a time."""
-
-    def __init__(self, compiler: Compiler) -> None:
-        self._compiler = compiler
-        self._done: OrderedDict[bytes, Future[Result]] = OrderedDict()
-        self._compiling: dict[bytes, Future[Result]] = {}
-        self._num_bytes = 0
-
-    def get(self, params: StructuredOutputsParams) -> Future[Result]:
-        """The grammar of a canonical constraint, or its refusal; perhaps still to come."""
-        self._gather()
-        name = name_of(params)
-        found = self._done.get(name)
-        if found is not None:
-            self._done.move_to_end(name)
-            return found
-        found = self._compiling.get(name)
-        if found is None:
-            if len(self._compiling) >= MAX_COMPILING:
-                return _settled(
-                    Refusal("too many constraints are being compiled", "structured_outputs", 429)
-                )
-            found = self._compiling[name] = self._compiler.submit(params)
-        return found
-
-    def _gather(self) -> None:
-        """Move what is done to where it is kept, and forget the oldest beyond the bounds."""
-        for name in [name for name, future in self._compiling.items() if future.done()]:
-            future = self._compiling.pop(name)
-            # What failed by no fault of its own is tried again.
-            if _is_final(future):
-                self._done[name] = future
-                self._num_bytes += _num_bytes(future)
-        while len(self._done) > MAX_GRAMMARS or self._num_bytes > MAX_BYTES:
-            _, oldest = self._done.popitem(last=False)
-            self._num_bytes -= _num_bytes(oldest)
-
-
-def outcome(future: Future[Found]) -> Found | Refusal:
-    """The result of a future that is done; a fault of ours becomes a refusal."""
-    if future.cancelled():
-        return Refusal("the engine is shutting down", "structured_outputs", 503)
-    error = future.exception()
-    if error is not None:
-        logger.error("A constraint could not be compiled", exc_info=error)
-        return Refusal("the constraint could not be compiled just now", "structured_outputs", 503)
-    return future.result()
-
-
-def _is_final(future: Future[Result]) -> bool:
-    if future.cancelled() or future.exception() is not None:
-        return False
-    result = future.result()
-    return not (isinstance(result, Refusal) and result.status != RequestError.status)
-
-
-def _settled(refusal: Refusal) -> Future[Result]:
-    future: Future[Result] = Future()
-    future.set_result(refusal)
-    return future
-
-
-def _num_bytes(future: Future[Result]) -> int:
-    result = future.result()
-    return _ENTRY_BYTES + (0 if isinstance(result, Refusal) else result.num_bytes)
 
 
 @dataclass(slots=True)
@@ -142,8 +55,11 @@ class _Waiting:
 class Constraints:
     """Grammars and thinking budgets of one engine core."""
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(self, config: VllmConfig, *, masks_come_late: bool = False) -> None:
+        """`masks_come_late`: the executor asks for a step's masks after its forward pass."""
         self._config = config
+        # The drafts of a drafter must be known before the forward pass.
+        self._runs_ahead = masks_come_late and config.speculative.method is None
         self._parser = config.structured_outputs.reasoning_parser
         bind_parsers(config)
         self._waiting: dict[str, _Waiting] = {}
@@ -163,11 +79,6 @@ class Constraints:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Sequences whose next token depends on those before it."""
-        return len(self._sequences)
 
     def prepare(self, params: SamplingParams) -> Future[Result]:
         """Compile the canonical constraint of `params`, or find it in the cache."""
@@ -247,11 +158,14 @@ class Constraints:
             request = requests.get(request_id)
             if request is None:
                 continue
-            if request_id in self._bans:
+            if request_id in self._bans or request.num_expected_tokens:
                 request.drafts = ()
-                continue
             try:
-                request.drafts = self._drafts(request, sequence)
+                if not (request_id in self._bans or request.num_expected_tokens):
+                    request.drafts = self._drafts(request, sequence)
+                if self._runs_ahead:
+                    # Text that must come next is drafted in a step that knows the token before.
+                    request.can_run_ahead = not (request.drafts or self._forced.follow(sequence))
             except MatcherError as error:
                 request.drafts, self._broken[request_id] = (), str(error)
 
@@ -265,6 +179,14 @@ class Constraints:
             most = self._config.speculative.num_drafts
             drafts = self._drafter.propose(known, most, "").tolist()
         return drafts[: sequence.num_allowed(drafts)] if drafts else drafts
+
+    def await_answers(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> bool:
+        """Whether the masks of `step` depend on tokens of steps in flight."""
+        return any(
+            count and requests[request_id].num_expected_tokens > count
+            for request_id, count in step.num_verified.items()
+            if request_id in self._sequences
+        )
 
     def masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> TokenMasks | None:
         """The token masks of sequences that sample in `step`; None where none is constrained."""
@@ -365,7 +287,7 @@ class Constraints:
         reasoning = self._reasoning(request, facts)
         if matcher is not None or reasoning is not None:
             # Its masks say what may follow the token before.
-            request.can_run_ahead = False
+            request.can_run_ahead = self._runs_ahead
             self._sequences[request_id] = _sequence(request, facts, matcher, reasoning)
             bans = Bans(params, request.eos_token_ids, self._config.facts.vocab_size)
             if not bans.is_empty:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm_lite.config.vllm import VllmConfig
@@ -24,13 +25,16 @@ from vllm_lite.core.scheduler import Scheduler
 from vllm_lite.core.step import (
     EngineCoreOutput,
     EngineCoreRequest,
+    LateMasks,
     ModelRunnerOutput,
     SchedulerOutput,
+    TokenMasks,
 )
 from vllm_lite.engine.client import SLEEP_TAGS, PauseMode
 from vllm_lite.engine.core.constraints import Constraints
 from vllm_lite.engine.core.event_publisher import make_publisher
 from vllm_lite.engine.core.observe import Snapshots, StepLog, StepTotals
+from vllm_lite.engine.core.patience import Patience
 from vllm_lite.engine.core.pause import PauseGate
 from vllm_lite.engine.link.messages import CoreReady, StepOutputs
 from vllm_lite.errors import EngineDeadError
@@ -43,11 +47,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-# Failed steps in a row after which the core gives up.
-MAX_FAILED_STEPS = 8
 _MEMORY: dict[MemoryTag, str] = {"weights": "weights", "kv_cache": "the KV cache"}
-# Steps that compute nothing while requests wait, after which none ever will.
-MAX_EMPTY_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +84,17 @@ class EngineCore:
         self._gate = PauseGate()
         # Memory that is given back.
         self._released: set[MemoryTag] = set()
-        self.constraints = Constraints(config)
+        self.constraints = Constraints(config, masks_come_late=self._executor.asks_for_masks)
         # Steps in flight, the oldest first, and how many there may be.
         self._in_flight: deque[_Submitted] = deque()
         self._max_in_flight = self._executor.max_in_flight
         # When the newest answered step was, in monotonic seconds.
         self._answered = 0.0
-        # Ends outside a step that no step has returned yet.
+        # Outputs that no step has returned yet.
         self._ended: list[EngineCoreOutput] = []
         # Requests left outside a step: the next one reports statistics, even if it is empty.
         self._stats_due = False
-        self._failed_steps = 0
-        self._empty_steps = 0
+        self._patience = Patience()
 
     def describe(self) -> CoreReady:
         """The core's facts for its front ends; takes the start-up timeline."""
@@ -141,11 +140,11 @@ class EngineCore:
         """
         if self.constraints.num_waiting:
             self._begin_constrained()
-        outputs, self._ended = self._ended, []
         has_news, self._stats_due = self._stats_due, False
         can_plan = self._is_step_due() and self._can_plan()
         if can_plan:
             has_news |= self._submit()
+        outputs, self._ended = self._ended, []
         is_full = len(self._in_flight) == self._max_in_flight
         if self._in_flight and (is_full or not can_plan or self._has_failed):
             outputs += self._collect()
@@ -274,10 +273,7 @@ class EngineCore:
             return True
         if self._has_failed:
             return False
-        # Constrained requests wait for their tokens: no step is planned for them alone.
-        num_bound = self.constraints.num_running
-        is_bound = 0 < num_bound == self._scheduler.get_num_unfinished_requests()
-        return self._scheduler.can_plan_ahead and not is_bound
+        return self._scheduler.can_plan_ahead
 
     @property
     def _has_failed(self) -> bool:
@@ -288,13 +284,18 @@ class EngineCore:
         """Plan a step and submit it to the executor; whether it computes anything."""
         self.constraints.propose(self._scheduler.requests)
         planned = self._scheduler.schedule()
-        self._check_progress(planned)
-        planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
+        is_idle = not (planned.total_num_scheduled_tokens or self._in_flight)
+        self._patience.count_empty(is_idle and bool(self._scheduler.requests))
+        masks: LateMasks | None = None
+        if self.constraints.await_answers(planned, self._scheduler.requests):
+            masks = partial(self._late_masks, planned)
+        else:
+            planned.token_masks = self.constraints.masks(planned, self._scheduler.requests)
         pending: PendingOutput = DoneOutput(ModelRunnerOutput({}))
         started = time.monotonic()
         try:
             if planned.says_anything or not self._in_flight:
-                pending = self._executor.submit(planned)
+                pending = self._executor.submit(planned, masks)
         except EngineDeadError:
             raise
         except Exception as error:
@@ -304,6 +305,17 @@ class EngineCore:
             raise
         self._in_flight.append(_Submitted(planned, pending, started))
         return planned.total_num_scheduled_tokens > 0
+
+    def _late_masks(self, planned: SchedulerOutput) -> TokenMasks | None:
+        """The masks of a step under way, by the answers of those before it."""
+        try:
+            while self._in_flight:
+                self._ended += self._collect()
+            return self.constraints.masks(planned, self._scheduler.requests)
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            raise EngineDeadError(f"a step's answer could not be taken: {error!r}") from error
 
     def _collect(self) -> list[EngineCoreOutput]:
         """Wait for the oldest step and update the scheduler."""
@@ -321,7 +333,7 @@ class EngineCore:
             raise
         else:
             if planned.total_num_scheduled_tokens:
-                self._failed_steps = 0
+                self._patience.forget_failed()
             outputs = self._scheduler.update_from_output(planned, result)
             began, self._answered = max(submitted.started, self._answered), time.monotonic()
             self._scheduler.learn(planned, result, self._answered - began)
@@ -342,23 +354,10 @@ class EngineCore:
     def _fail(self, planned: SchedulerOutput, error: Exception) -> list[EngineCoreOutput]:
         request_ids = ", ".join(planned.num_scheduled_tokens) or "none"
         logger.exception("A step failed; its requests end here: %s", request_ids)
-        self._failed_steps += 1
-        if self._failed_steps >= MAX_FAILED_STEPS:
-            raise EngineDeadError(
-                f"{self._failed_steps} steps in a row failed, the last with "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        self._patience.count_failed(error)
         # The cause stays in the log: it may hold paths or memory addresses.
         reason = f"the model failed in this request's step ({type(error).__name__})"
         return self._scheduler.fail_step(planned, reason)
-
-    def _check_progress(self, planned: SchedulerOutput) -> None:
-        if planned.total_num_scheduled_tokens or self._in_flight or not self._scheduler.requests:
-            self._empty_steps = 0
-            return
-        self._empty_steps += 1
-        if self._empty_steps > MAX_EMPTY_STEPS:
-            raise EngineDeadError("requests wait but the scheduler can start none of them")
 
 
 def _error_output(request_id: str, reason: str, front_end: int) -> EngineCoreOutput:

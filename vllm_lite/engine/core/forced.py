@@ -41,6 +41,10 @@ class ForcedTokens:
         self._plans: dict[str, _Plan] = {}
         self._texts: OrderedDict[str, Future[list[int]]] = OrderedDict()
 
+    def follow(self, sequence: ConstrainedSequence) -> bool:
+        """Whether more than a token must come next. Raises MatcherError."""
+        return len(sequence.forced_text()) >= _LEAST_BYTES
+
     def propose(
         self, request: Request, sequence: ConstrainedSequence, vocabulary: Vocabulary
     ) -> Sequence[int]:
