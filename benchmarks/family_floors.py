@@ -5,8 +5,8 @@
     python benchmarks/family_floors.py --shapes dense --context 512 --sequences 8 32 64
 
 Each shape has random bfloat16 weights and an engine of its own; they take turns. The floor of a
-step is kernels/roofline.py's, at the machine's limits as measured before and after. What counts is
-each share beside the dense shape's.
+step is kernels/roofline.py's, at the highest limits that were measured before and after each round,
+as times are the quickest of the rounds. What counts is each share beside the dense shape's.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ CHILD = """
 import json, sys, time
 from vllm_lite import LLM, SamplingParams
 if __name__ == "__main__":
-    context, most = map(int, sys.argv[2:])
+    context, most = map(int, sys.argv[2:4])
     # A long context is computed once.
     llm = LLM(sys.argv[1], load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16",
-              max_model_len=1024, max_num_seqs=most, enable_prefix_caching=context > 64)
+              max_model_len=1024, max_num_seqs=most, enable_prefix_caching=context > 16,
+              **json.loads(sys.argv[4]))
     print("ready", flush=True)
     for line in sys.stdin:
         rows, tokens = map(int, line.split())
@@ -83,13 +84,15 @@ def decoder(config: Mapping[str, Any]) -> Decoder:
 
 
 class Engine:
-    """A shape's engine in a process of its own."""
+    """A shape's engine in a process of its own; `options` are LLM's further ones."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], context: int, most: int) -> None:
+    def __init__(
+        self, folder: Path, config: Mapping[str, Any], context: int, most: int, **options: Any
+    ) -> None:
         folder.mkdir()
         AutoConfig.for_model(**config).save_pretrained(folder)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(folder), str(context), str(most)],
+            [sys.executable, "-c", CHILD, folder, str(context), str(most), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -102,7 +105,8 @@ class Engine:
         return float(self._answer("seconds"))
 
     def stop(self) -> None:
-        self._process.kill()
+        """Let it end, and its memory be free."""
+        self._process.communicate()
 
     def _answer(self, word: str) -> str:
         assert self._process.stdout is not None

@@ -1,13 +1,14 @@
 """Times the products of a decoder's step for every form of stored weights, beside bfloat16's.
 
     python benchmarks/format_cost.py
-    python benchmarks/format_cost.py --only nvfp4,mxfp4 --rounds 5 --layers 1
+    python benchmarks/format_cost.py --only NVFP4,MXFP4 --rounds 5 --layers 1
     python benchmarks/format_cost.py --only "int4 g128" --few-rows 2,4,6,8    as drafts need
 
 A step is the four products of each layer, with activations rounded where the format says so, and
-the head's: no attention, no norms. The forms take turns, so that they share whatever else the
-machine does and no weight is still in a cache; times are medians over the rounds. The floor of one
-row is the time to read the bytes that are stored, at the speed that the same run measured.
+the head's: no attention, no norms (format_steps.py times an engine's). The forms take turns, so
+that they share whatever else the machine does and no weight is still in a cache; times are medians
+over the rounds. The floor of one row is the time to read the bytes that are stored, at the speed
+that the same run measured.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import Any
 
 import torch
 from kernels.case import SHAPES
-from kernels.limits import Limits, best, measure_limits
+from kernels.limits import Limits, measure_limits, typical
 from kernels.linear import layer_sizes
 from peers.machine import describe_machine
 from torch import Tensor
 
-from vllm_lite import _cpu
+from vllm_lite.config.checkpoints.checkpoint import LOADABLE_GGML_TYPES
+from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.codebook_weight import CodebookWeight
 from vllm_lite.kernels.grouped_weight import make_grouped
@@ -63,20 +65,24 @@ class Form:
 def integers(
     bits: int,
     group: int,
-    zeros: bool = False,
+    zeros: torch.dtype | None = None,
     order: bool = False,
     rounding: ActivationRounding | None = None,
+    scales: torch.dtype = torch.float16,
 ) -> Make:
-    """Codes with float16 scales; `group` 0 is all inputs."""
+    """Codes with scales, and zeros unless they are all the middle; `group` 0 is all inputs."""
 
     def make(num_outputs: int, num_inputs: int) -> Any:
         shape = (num_outputs, num_inputs // (group or num_inputs))
+        middles = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+        is_whole = zeros is torch.uint8
         weight = make_grouped(
             torch.randint(0, 2**bits, (num_outputs, num_inputs), dtype=torch.uint8),
-            (torch.rand(shape) * 0.01 + 0.001).half(),
+            (torch.rand(shape) * 0.01 + 0.001).to(scales),
             bits,
             0 if zeros else 2 ** (bits - 1),
-            zeros=torch.randint(0, 2**bits, shape, dtype=torch.uint8) if zeros else None,
+            zeros=middles if is_whole else None,
+            minimums=middles * 0.01 if zeros and not is_whole else None,
             permutation=torch.randperm(num_inputs) if order else None,
         )
         is_exact = is_fast_in_groups(torch.bfloat16)
@@ -127,10 +133,12 @@ def books(num_books: int, num_outputs: int, num_inputs: int) -> Any:
     return GroupedKernel(kernels.pack_grouped(weight), None, None, kernels)
 
 
-def gguf(name: str, ggml_type: int, num_outputs: int, num_inputs: int) -> Any:
-    elements, size = _cpu.ggml_block(ggml_type)
-    shape = (num_outputs, num_inputs // elements * size)
-    blocks = torch.randint(0, 60, shape, dtype=torch.uint8)
+def gguf(ggml_type: int, num_outputs: int, num_inputs: int) -> Any:
+    kind = GGML_TYPES[ggml_type]
+    shape = (num_outputs, num_inputs // kind.block_size * kind.block_bytes)
+    # Neither huge nor subnormal as a scale, be it half floats or, of MXFP4, a power of two.
+    least = 64 if kind.name == "MXFP4" else 0
+    blocks = torch.randint(least, least + 60, shape, dtype=torch.uint8)
     return quantized_kernel([QuantizedRows(blocks, ggml_type, num_inputs)], None, None)
 
 
@@ -143,34 +151,42 @@ def forms() -> list[Form]:
     of_tokens = ActivationRounding(torch.int8)
     of_fp8 = ActivationRounding(E4M3)
     of_blocks = ActivationRounding(E4M3, 128)
+    # Scales of groups times those of channels.
+    qqq = partial(integers, 4, rounding=of_tokens, scales=torch.float32)
     found = [
         Form("bf16", "plain", 16, plain),
         Form("int4 g128", GROUPS, 4 + 16 / 128, integers(4, 128)),
-        Form("int4 g32 zeros", GROUPS, 4 + 20 / 32, integers(4, 32, zeros=True)),
+        Form("int4 g32 zeros", GROUPS, 4 + 20 / 32, integers(4, 32, zeros=torch.uint8)),
         Form("int4 g128 act-order", GROUPS, 4 + 16 / 128, integers(4, 128, order=True)),
         Form("int6 g128", GROUPS, 6 + 16 / 128, integers(6, 128)),
         Form("int5 g128", GROUPS, 5 + 16 / 128, integers(5, 128)),
         Form("int3 g128", GROUPS, 3 + 16 / 128, integers(3, 128)),
         Form("int2 g64", GROUPS, 2 + 16 / 64, integers(2, 64)),
         Form("int8 channel", GROUPS, 8, integers(8, 0)),
+        Form("HQQ int4 g64", GROUPS, 4 + 32 / 64, integers(4, 64, zeros=torch.float32)),
+        Form("LLM.int8", GROUPS, 8, integers(8, 0, scales=torch.float32)),
         Form("W8A8", GROUPS, 8, integers(8, 0, rounding=of_tokens)),
         Form("W4A8 g128", GROUPS, 4 + 16 / 128, integers(4, 128, rounding=of_tokens)),
+        Form("QQQ g128", GROUPS, 4 + 16 / 128, qqq(128)),
+        Form("QQQ channel", GROUPS, 4, qqq(0)),
         Form("fp8 channel", FLOATS, 8, floats("float8_e4m3fn", 8, 0, torch.float32, of_fp8)),
         Form("fp8 128x128", FLOATS, 8, floats("float8_e4m3fn", 8, 128, torch.float32, of_blocks)),
         Form("NVFP4", FLOATS, 4.5, floats("float4_e2m1", 4, 16, E4M3, None)),
         Form("MXFP8", FLOATS, 8.25, floats("float8_e4m3fn", 8, 32, E8M0, None)),
         Form("MXFP6", FLOATS, 6.25, floats("float6_e2m3", 6, 32, E8M0, None)),
+        Form("MXFP6 e3m2", FLOATS, 6.25, floats("float6_e3m2", 6, 32, E8M0, None)),
         Form("MXFP4", FLOATS, 4.25, floats("float4_e2m1", 4, 32, E8M0, None)),
         Form("nf4 g64", TABLES, 4.5, floats("nf4", 4, 64, torch.float32, None)),
+        Form("fp4 g64", TABLES, 4.5, floats("fp4", 4, 64, torch.float32, None)),
         Form("AQLM 1x16", BOOKS, 2, partial(books, 1)),
         Form("AQLM 2x8", BOOKS, 2, partial(books, 2)),
     ]
-    types = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12}
-    types |= {"Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23, "IQ3_S": 21, "IQ3_XXS": 18, "IQ2_XXS": 16}
-    types |= {"IQ1_S": 19, "TQ1_0": 34, "TQ2_0": 35}
-    for name, ggml_type in types.items():
-        elements, size = _cpu.ggml_block(ggml_type)
-        found.append(Form(name, GGUF, size * 8 / elements, partial(gguf, name, ggml_type)))
+    for number, kind in GGML_TYPES.items():
+        if kind.name in LOADABLE_GGML_TYPES and kind.block_size > 1:
+            # Two names are those of floats above.
+            name = f"GGUF {kind.name}" if "FP4" in kind.name else kind.name
+            bits = kind.block_bytes * 8 / kind.block_size
+            found.append(Form(name, GGUF, bits, partial(gguf, number)))
     return found
 
 
@@ -253,9 +269,12 @@ def main() -> None:
     torch.set_num_threads(num_threads)
     dispatch.select_ops("cpu")
     dispatch.set_num_threads(num_threads)
-    wanted = [name for name in args.only.split(",") if name]
+    wanted, every = [name for name in args.only.split(",") if name], forms()
+    known = [form.name for form in every]
+    if unknown := [name for name in wanted if name not in known]:
+        parser.error(f"--only {unknown[0]!r} is none of {', '.join(known)}")
     steps = []
-    for form in forms():
+    for form in every:
         if form.name == "bf16" or not wanted or form.name in wanted:
             steps.append(Step(form, args.layers))
             sys.stderr.write(f"{form.name}: {steps[-1].num_bytes / 1e6:.0f} MB\n")
@@ -269,7 +288,7 @@ def main() -> None:
             for step in steps:
                 step.run(x[rows], rows)
     found.append(measure_limits(num_threads))
-    limits = best(found)
+    limits = typical(found)
     results = [record(step, steps[0], limits) for step in steps]
     reads = "unknown" if limits is None else f"{limits.read_gb_s:.1f} GB/s"
     print(f"kernels: {dispatch.describe()}; reads {reads}\n\n{table(results)}")

@@ -18,7 +18,6 @@ is not measured again; `make docs` writes the table of docs/quantization.md from
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import re
 import subprocess
@@ -27,7 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,13 @@ from gguf import (
     get_tensor_name_map,
 )
 from gguf.quants import dequantize
-from peers.engines import default_peers
+from peers.ggml_blocks import ggml, quantised, weight_types
 from peers.machine import describe_machine
 from perplexity import TEXT, score
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from tests.ggml_types import Newer
 from tests.models.demo_checkpoints import CHECKPOINTS, Settings, fitted
 from tests.models.quantized_checkpoints import Quantise
 from vllm_lite.config.demo import demo_path
@@ -181,38 +179,10 @@ def as_stored(
     fits = "token_embd" not in tensor.name and not values.shape[1] % elements
     own = kind if fits else GGMLQuantizationType.Q8_0
     read = importance.get(tensor.name.removesuffix(".weight"))
-    return quantised(values, own, np.ones(values.shape[1]) if read is None else read.squares), own
-
-
-@cache
-def ggml() -> ctypes.CDLL | None:
-    """llama.cpp's quantiser, of the peers' environment; None where there is none."""
-    site = default_peers().llamacpp_python.parent.parent
-    found = sorted(site.glob("lib/python*/site-packages/llama_cpp/lib/libggml-base.so*"))
-    if not found:
-        return None
-    library = ctypes.CDLL(str(found[0]))
-    library.ggml_row_size.restype = ctypes.c_size_t
-    library.ggml_row_size.argtypes = [ctypes.c_int, ctypes.c_int64]
-    library.ggml_quantize_chunk.restype = ctypes.c_size_t
-    library.ggml_quantize_chunk.argtypes = [
-        *(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
-        *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
-    ]
-    return library
-
-
-def quantised(values: Any, kind: GGMLQuantizationType, importance: Any) -> Any:
-    """Blocks of rows, uint8, by llama.cpp; each column counts as much as its importance."""
     library = ggml()
     assert library is not None
-    rows, columns = values.shape
-    values = np.ascontiguousarray(values, dtype=np.float32)
-    blocks = np.empty((rows, library.ggml_row_size(int(kind), columns)), dtype=np.uint8)
-    importance = np.ascontiguousarray(importance, dtype=np.float32)
-    places = (values.ctypes.data, blocks.ctypes.data)
-    library.ggml_quantize_chunk(int(kind), *places, 0, rows, columns, importance.ctypes.data)
-    return blocks
+    weighed = np.ones(values.shape[1]) if read is None else read.squares
+    return quantised(library, values, own, weighed), own
 
 
 def forms(demo: Demo) -> Iterator[Form]:
@@ -231,11 +201,9 @@ def forms(demo: Demo) -> Iterator[Form]:
     if ggml() is None:
         sys.stderr.write("llama.cpp is not there (make peers): no GGUF files\n")
         return
-    for kind in (*GGMLQuantizationType, *Newer):
-        is_wide = kind.name.startswith(("F", "I8", "I16", "I32", "I64"))
-        if not is_wide and kind.name not in ("Q8_1", "Q8_K", "BF16"):
-            make = partial(demo.as_gguf, kind)
-            yield Form("GGUF", kind.name, "int8 in 32", make, {"quantization": "gguf"})
+    for kind in weight_types():
+        make = partial(demo.as_gguf, kind)
+        yield Form("GGUF", kind.name, "int8 in 32", make, {"quantization": "gguf"})
 
 
 def measure(form: Form, args: argparse.Namespace, base: float | None) -> Result:

@@ -7,11 +7,13 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from tests.ggml_types import Newer
+from tests.ggml_types import GGML_BLOCKS, Newer
 from vllm_lite.config.checkpoints.checkpoint import LOADABLE_GGML_TYPES
 from vllm_lite.config.checkpoints.gguf_header import GGML_TYPES
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.grouped_gguf import from_gguf
+from vllm_lite.kernels.reference import grouped_linear as reference_grouped
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 
@@ -72,6 +74,12 @@ def random_storage(kind: GGMLQuantizationType, rows: int, columns: int) -> torch
     return torch.from_numpy(storage.reshape(rows, -1))
 
 
+def written_blocks(kind: GGMLQuantizationType) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three rows by llama.cpp's quantiser, one of them zeros, and the numbers that it reads."""
+    with np.load(GGML_BLOCKS) as stored:
+        return tuple(torch.from_numpy(stored[f"{kind.name} {x}"]) for x in ("blocks", "values"))
+
+
 def test_every_loadable_type_is_tested() -> None:
     assert set(LOADABLE_GGML_TYPES) == set(SCALE_OFFSETS)
 
@@ -92,6 +100,17 @@ def test_dequantisation_is_exact(kind: GGMLQuantizationType, dtype: torch.dtype,
     raw = random_storage(kind, rows, 768)
     actual = cpu.dequantize_gguf(raw, int(kind), (rows, 768), dtype)
     assert torch.equal(actual, reference.dequantize_gguf(raw, int(kind), (rows, 768), dtype))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("kind", KINDS[3:], ids=lambda kind: kind.name)
+def test_blocks_by_llama_cpp_are_its_numbers(kind: GGMLQuantizationType) -> None:
+    blocks, values = written_blocks(kind)
+    shape = tuple(values.shape)
+    for ops in (cpu, reference):
+        assert torch.equal(ops.dequantize_gguf(blocks, int(kind), shape, torch.float32), values)
+    grouped = from_gguf(blocks, int(kind), len(blocks))
+    assert torch.equal(reference_grouped.expand_grouped(grouped, torch.float32), values)
 
 
 @pytest.mark.usefixtures("isa")

@@ -9,7 +9,7 @@ import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as GGML
 
-from tests.kernels.test_dequantize import KINDS, random_storage
+from tests.kernels.test_dequantize import KINDS, random_storage, written_blocks
 from vllm_lite import _cpu
 from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu import ops as cpu
@@ -65,6 +65,20 @@ def test_quantized_linear(kind: GGML, dtype: torch.dtype) -> None:
         assert_close(actual, expected, scale)
         assert torch.equal(cpu.quantized_linear(x, packed, bias, torch.float32), actual + bias)
         assert torch.equal(cpu.quantized_linear(x, packed), actual.to(dtype))
+
+
+@pytest.mark.usefixtures("product_isa")
+@EVERY_KIND
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_by_blocks_of_llama_cpp(kind: GGML, dtype: torch.dtype) -> None:
+    blocks, values = (part.repeat(14, 1) for part in written_blocks(kind))
+    rows = [QuantizedRows(blocks, int(kind), values.shape[1])]
+    packed, plain = cpu.pack_quantized(rows), reference.pack_quantized(rows)
+    for num_rows in (1, 40):
+        x = awkward_rows(num_rows, values.shape[1], dtype)
+        expected = reference.quantized_linear(x, plain, None, torch.float32)
+        scale = x.double().abs() @ values.double().abs().T
+        assert_close(cpu.quantized_linear(x, packed, None, torch.float32), expected, scale)
 
 
 @pytest.mark.usefixtures("product_isa")

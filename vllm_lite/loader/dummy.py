@@ -59,7 +59,9 @@ class DummyTensor:
 def _filled(tensor: Tensor, generator: torch.Generator, *, is_packed: bool = False) -> Tensor:
     """The tensor, with numbers that any format takes."""
     if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        return tensor.uniform_(-_RANGE, _RANGE, generator=generator)
+        tensor.uniform_(-_RANGE, _RANGE, generator=generator)
+        # Scales are float16 in most files, and some are stored as such where they can be.
+        return tensor.copy_(tensor.half())
     if tensor.is_floating_point():
         wide = torch.empty(tensor.shape, device=tensor.device)
         return tensor.copy_(wide.uniform_(-1.0, 1.0, generator=generator))
