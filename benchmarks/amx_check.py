@@ -28,7 +28,7 @@ from vllm_lite import _cpu
 ROOT = Path(__file__).resolve().parents[1]
 # Where there are tiles, they are also one of the instruction sets of the last four.
 TESTS = ("tiles", "tile_attention", "linear", "quantized", "grouped_linear", "attention")
-FAMILIES = "linear,quantized,attention"
+FAMILIES = "linear,quantized,grouped,attention"
 TILES, BELOW = "amx", "avx512_bf16"
 Record = dict[str, Any]
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kernels.limits import Limits, best, measure_limits
+from kernels.limits import Limits, measure_limits, typical
 from peers.children.session import MARK
 from peers.engines import Engine, Peers, default_peers, engines, write_large_model
 from peers.machine import describe_machine, installed_version
@@ -119,8 +119,11 @@ class Comparison:
             # Beside the work: a neighbour, or a clock, halves them within minutes.
             before = self._measure_limits() if engine.is_ours else None
             reason = run(turn, session, engine, letters)
-            if engine.is_ours and (limits := best([before, self._measure_limits()])) is not None:
-                self._results.set_limits(turn, engine.id, asdict(limits))
+            if engine.is_ours:
+                # Between the two, as figures are medians.
+                limits = typical([before, self._measure_limits()])
+                if limits is not None:
+                    self._results.set_limits(turn, engine.id, asdict(limits))
         if reason:
             say(f"    failed: {reason}")
             self._results.add(turn, engine.id, session.name, error=reason)

@@ -7,7 +7,8 @@ A GGUF file in Llama-3.1-8B's shape with random Q4_0 weights is written once to 
 the next run if named). Each round reads the file, so that the system's cache holds it, starts an
 engine in a fresh process and decodes one stream. Start is the time until the engine is ready; a
 part of it, writing as many bytes of new memory by all threads, is measured before each round. Floor
-of a token: reading the weights that it uses at the machine's limit, measured before each round.
+of a token: reading the weights that it uses at the machine's limit, measured before each round;
+the median token is compared with the median limit.
 Memory is the process's own, less what it had before the engine, over the weights in the file.
 """
 
@@ -25,7 +26,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from kernels.limits import best, measure_limits
+from kernels.limits import measure_limits, typical
 from peers.machine import describe_machine
 
 from vllm_lite.platform import num_compute_threads
@@ -161,7 +162,7 @@ def main() -> int:
             writing.append(float(run_child(WRITE, num_bytes, threads)))
             rounds.append(run_round(path))
         limits.append(measure_limits(threads))
-    limit = best(limits)
+    limit = typical(limits)
     if limit is None:
         raise SystemExit("no C++ compiler, so that no limits can be measured")
     # Of the embedding a token uses a row.

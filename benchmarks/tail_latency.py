@@ -9,7 +9,8 @@ the two take turns. Streams of long answers never pause: an answer that ends mak
 next. Beside them prompts of 64 to 400 tokens arrive at random times, each for a short answer.
 
 A burst is such prompts sent at once to an idle server. The last first token cannot come before all
-prompts are computed: its floor is their operations at the peak measured before and after.
+prompts are computed: its floor is their operations at the peak
+measured before and after: between the two, as figures are medians of rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from kernels.limits import best, measure_limits
+from kernels.limits import measure_limits, typical
 from peers.machine import describe_machine
 from peers.serving import own_server
 
@@ -172,7 +173,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         threads = num_compute_threads()
         before = measure_limits(threads)
         found = await measure_bursts(args, servers)
-        limits = best([before, measure_limits(threads)])
+        limits = typical([before, measure_limits(threads)])
     if limits is None:
         raise SystemExit("no C++ compiler, so that no peak can be measured")
     peak = max(limits.bfloat16_gflop_s, limits.float32_gflop_s)

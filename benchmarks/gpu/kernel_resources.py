@@ -9,7 +9,7 @@
 Each launch is compiled for sm_80, sm_89 and sm_90. A byte of stack is a spilled register. Blocks
 and warps are those that a processor holds at once, by arithmetic. A share
 is a sample of pairs of a kernel and a target, the same ones every time. Each version of Triton has
-a record of its own; another version is checked for what a GPU has.
+a record of its own, and none but these can be checked.
 """
 
 from __future__ import annotations
@@ -171,6 +171,12 @@ def measure(share: int, known: dict[str, Any]) -> Iterator[tuple[str, int, int, 
                 yield name, target, launch[2].get("num_warps", 4), resources(launch, target)
 
 
+def recorded_versions() -> list[str]:
+    """Versions of Triton that have a record, such as 3.6."""
+    names = RECORD.parent.glob("kernel_resources_*.json")
+    return sorted(path.stem.rpartition("_")[2] for path in names)
+
+
 def known_kernels() -> dict[str, Any]:
     """The record of this version of Triton, empty where it has none."""
     return json.loads(RECORD.read_text())["kernels"] if RECORD.exists() else {}
@@ -184,9 +190,7 @@ def complaints(found: dict[str, dict[str, dict[str, int]]]) -> list[str]:
         for target, now in targets.items():
             before = recorded.get(name, {}).get(target)
             most_stack = before["stack"] if before and name.startswith(MAY_SPILL) else 0
-            if not recorded:
-                pass
-            elif before is None:
+            if before is None:
                 result.append(f"{name} for {target} is not recorded; run with --write")
             elif now["stack"] > most_stack:
                 result.append(f"{name} for {target} spills {now['stack']} bytes")
@@ -207,6 +211,11 @@ def main() -> None:
     parser.add_argument("--share", type=int, default=1, help="compile one in so many")
     parser.add_argument("--missing", action="store_true", help="only what is not recorded")
     args = parser.parse_args()
+    if args.check and not args.write and VERSION not in recorded_versions():
+        sys.exit(
+            f"Triton {VERSION} has no record to check: install {' or '.join(recorded_versions())}, "
+            "or record this one with --write"
+        )
     found: dict[str, dict[str, dict[str, int]]] = {}
     known = known_kernels() if args.missing else {}
     for name, target, num_warps, figures in measure(args.share, known):

@@ -47,6 +47,8 @@ class Case:
     num_bytes: float
     num_operations: float
     arithmetic: Arithmetic
+    # As many operations as all vector instructions of its loop could be, where those are counted.
+    num_counted: float | None = None
     # Whether the bytes lie anywhere, as blocks of a cache do.
     is_scattered: bool = False
     # Run before each call, outside the clock.
@@ -77,6 +79,13 @@ class Timing:
         """Share of the binding limit; above 1 if the data are cached."""
         case = self.case
         return limits.seconds(case.num_bytes, case.num_operations, case.arithmetic) / self.seconds
+
+    def share_of_counted(self, limits: Limits) -> float | None:
+        """Share of the limit of the loop's counted instructions, for a case that has them."""
+        case = self.case
+        if case.num_counted is None:
+            return None
+        return limits.seconds(case.num_bytes, case.num_counted, case.arithmetic) / self.seconds
 
     def share_of_scattered(self, limits: Limits) -> float | None:
         """Share of the limit of reading scattered pieces, for a case that does."""

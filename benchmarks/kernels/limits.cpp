@@ -3,7 +3,7 @@
 // limits THREADS prints one line of JSON: bytes read from memory, and operations (a multiplication
 // and an addition are two) a second, in billions, by all threads together; 0 where the processor
 // has no such instruction. A limit is what is possible: of several ways to read the fastest counts,
-// of passes of arithmetic the fastest. Compiled for the machine it runs on.
+// of passes the median. Compiled for the machine it runs on.
 #include <immintrin.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -57,12 +57,13 @@ double timed(int num_threads, const Body& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Of the fastest of several passes.
+// Of the median of several passes, as a kernel's time is that of its median call.
 template <class Body>
-double fastest(int num_threads, const Body& body) {
-  double best = timed(num_threads, body);
-  for (int pass = 1; pass < kPasses; ++pass) best = std::min(best, timed(num_threads, body));
-  return best;
+double median_pass(int num_threads, const Body& body) {
+  std::array<double, kPasses> taken;
+  for (double& seconds : taken) seconds = timed(num_threads, body);
+  std::sort(taken.begin(), taken.end());
+  return taken[kPasses / 2];
 }
 
 // Makes the compiler know nothing of a register's value, nor think that it is not needed.
@@ -74,7 +75,7 @@ void hide(T& value) {
 // Operations a second of all threads, in billions, where `multiply_add(sum, a, b)` does so many.
 template <class Vector, class MultiplyAdd>
 double register_rate(int num_threads, double operations, MultiplyAdd multiply_add) {
-  const double seconds = fastest(num_threads, [=](int) {
+  const double seconds = median_pass(num_threads, [=](int) {
     Vector sums[kChains] = {}, a = {}, b = {};
     hide(a);
     hide(b);
@@ -210,7 +211,7 @@ bool has_tiles() {
 double tile_rate(int num_threads, double operations, void (*multiply_add)()) {
   if (!has_tiles()) return 0;
   constexpr int64_t kTileRounds = kRounds / 20;
-  const double seconds = fastest(num_threads, [=](int) {
+  const double seconds = median_pass(num_threads, [=](int) {
     const TileShapes shapes;
     _tile_loadconfig(&shapes);
     for (int64_t i = 0; i < kTileRounds; ++i) multiply_add();

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,8 +62,22 @@ def measure_limits(num_threads: int) -> Limits | None:
 
 
 def best(found: Iterable[Limits | None]) -> Limits | None:
-    """The highest of each limit in several measurements: what disturbs one only lowers it."""
+    """The highest of each limit in several measurements, for the quickest of several times.
+
+    What disturbs one only lowers it.
+    """
+    return _each(max, found)
+
+
+def typical(found: Iterable[Limits | None]) -> Limits | None:
+    """The median of each limit in several measurements, for medians of times in the same run."""
+    return _each(statistics.median, found)
+
+
+def _each(
+    statistic: Callable[[Sequence[float]], float], found: Iterable[Limits | None]
+) -> Limits | None:
     known = [limits for limits in found if limits is not None]
     if not known:
         return None
-    return Limits(*(max(values) for values in zip(*map(astuple, known), strict=True)))
+    return Limits(*(statistic(values) for values in zip(*map(astuple, known), strict=True)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,12 @@ from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.quantized import QuantizedRows
 
 TYPES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14}
+# Instructions of the pipes that multiply, for 32 inputs of a row and a vector of outputs, where
+# bytes are multiplied four at a time (VNNI): 8 products of bytes, one product by each factor that
+# scales them, and one by a minimum.
+PRODUCTS = 8
+COUNTED = {"Q4_0": 10, "Q4_1": 11, "Q8_0": 10, "Q4_K": 11, "Q6_K": 11}
+VNNI = ("avx512_vnni", "avx512_bf16")
 
 
 def cases(shape: Shape) -> Iterator[Case]:
@@ -25,7 +32,11 @@ def cases(shape: Shape) -> Iterator[Case]:
             row_bytes = num_inputs // block_elements * block_bytes
             for rows in ROWS[:-1] if name == "logits" else ROWS:
                 kernel = f"product, {name} {type_name}"
-                yield _case(kernel, ggml_type, (rows, num_inputs, num_outputs), row_bytes)
+                case = _case(kernel, ggml_type, (rows, num_inputs, num_outputs), row_bytes)
+                if _cpu.selected_isa() in VNNI:
+                    counted = case.num_operations * COUNTED[type_name] / PRODUCTS
+                    case = replace(case, num_counted=counted)
+                yield case
 
 
 def _case(kernel: str, ggml_type: int, size: tuple[int, int, int], row_bytes: int) -> Case:

@@ -43,6 +43,16 @@ def test_the_scarcest_of_a_processor_decides(
     assert blocks_a_processor(figures, warps, target) == blocks
 
 
+def test_a_version_without_a_record_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import kernel_resources
+
+    monkeypatch.setattr(kernel_resources, "VERSION", "9.9")
+    monkeypatch.setattr("sys.argv", ["kernel_resources.py", "--check"])
+    with pytest.raises(SystemExit, match=r"^Triton 9\.9 has no record to check: .* --write$"):
+        kernel_resources.main()
+
+
 @OF_EACH_RECORD
 def test_programs_of_split_attention_are_at_a_processor_at_once(
     monkeypatch: pytest.MonkeyPatch, record: Path

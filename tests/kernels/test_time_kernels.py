@@ -22,7 +22,9 @@ def case(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-@pytest.mark.parametrize("family", ["linear", "head", "quantized", "attention", "rows", "sampling"])
+@pytest.mark.parametrize(
+    "family", ["linear", "head", "quantized", "grouped", "attention", "rows", "sampling"]
+)
 def test_the_first_case_of_a_family_is_timed(case: Any, family: str) -> None:
     dispatch.select_ops("cpu")
     small = case.Shape(64, 96, 4, 2, 16, 128)
@@ -52,7 +54,7 @@ def test_scattered_bytes_have_a_limit_of_their_own(case: Any) -> None:
     limits = importlib.import_module("kernels.limits").Limits(10.0, 1.0, 1.0, 1.0, 8.0)
 
     def share(is_scattered: bool) -> float | None:
-        made = case.Case("", "", list, 4e9, 0.0, "float32", is_scattered)
+        made = case.Case("", "", list, 4e9, 0.0, "float32", is_scattered=is_scattered)
         found: float | None = case.Timing(made, 1.0).share_of_scattered(limits)
         return found
 
@@ -65,3 +67,22 @@ def test_the_best_of_several_measurements_is_the_limit(case: Any) -> None:
     low, high = limits.Limits(1.0, 9.0, 0.0, 3.0), limits.Limits(2.0, 8.0, 0.0, 4.0)
     assert limits.best([low, None, high]) == limits.Limits(2.0, 9.0, 0.0, 4.0)
     assert limits.best([None]) is None
+
+
+def test_medians_of_times_have_medians_of_limits(case: Any) -> None:
+    limits = importlib.import_module("kernels.limits")
+    found = [limits.Limits(number, 9.0 - number, 0.0, 3.0) for number in (1.0, 5.0, 2.0)]
+    assert limits.typical([None, *found]) == limits.Limits(2.0, 7.0, 0.0, 3.0)
+    assert limits.typical([]) is None
+
+
+def test_the_counted_limit_is_that_of_all_instructions_of_a_loop(case: Any) -> None:
+    limits = importlib.import_module("kernels.limits").Limits(10.0, 100.0, 50.0, 400.0)
+
+    def share(num_counted: float | None) -> float | None:
+        made = case.Case("", "", list, 1e9, 2e11, "int8", num_counted)
+        found: float | None = case.Timing(made, 1.0).share_of_counted(limits)
+        return found
+
+    assert share(2e11 * 11 / 8) == pytest.approx(0.6875)
+    assert share(None) is None

@@ -18,6 +18,8 @@ import torch
 
 pytest.importorskip("triton")
 
+import triton
+
 from tests.kernels.test_attention import NARROW, Batch, batch
 from vllm_lite.kernels.gpu import tuning
 from vllm_lite.kernels.gpu.triton import ops
@@ -281,7 +283,11 @@ def test_tiles_contain_whole_queries() -> None:
 def test_every_kernel_compiles_for_gpus_within_its_recorded_resources(
     version: str, tmp_path: Path
 ) -> None:
-    """By the Triton that is here and by the oldest that is supported."""
+    """By the Triton that is here, if it has a record, and by the oldest that is supported."""
+    own = ".".join(triton.__version__.split(".")[:2])
+    record = ROOT / f"benchmarks/gpu/kernel_resources_{own}.json"
+    if version == "installed" and not record.exists():
+        pytest.skip(f"Triton {own} has no record")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     if version != "installed":
         words = ["-m", "pip", "install", "--no-deps", "--target", tmp_path, f"triton=={version}"]
