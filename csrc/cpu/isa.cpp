@@ -28,7 +28,7 @@ namespace avx512 {
 extern const KernelTable kTable;
 }
 namespace avx512_vnni {
-extern const KernelTable kTable;
+void quantized_product(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
 }
 namespace avx512_bf16 {
 extern const KernelTable kTable;
@@ -73,6 +73,13 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 // Every processor with the one has the other.
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+const KernelTable kVnniTable = [] {
+  KernelTable table = avx512::kTable;
+  table.quantized_product = avx512_vnni::quantized_product;
+  return table;
+}();
+
 // Intel's cores begin a product of pairs in every second cycle, and two of float32 in each: widened
 // numbers are multiplied twice as fast.
 bool has_fast_pairs() { return has_avx512_bf16() && !__builtin_cpu_is("intel"); }
@@ -107,7 +114,7 @@ const Isa kIsas[] = {
 #endif
 #if VLLM_LITE_HAS_AVX512_BF16
     {"avx512_bf16", &avx512_bf16::kTable, has_fast_pairs},
-    {"avx512_vnni", &avx512_vnni::kTable, has_avx512_vnni},
+    {"avx512_vnni", &kVnniTable, has_avx512_vnni},
     {"avx512_bf16", &avx512_bf16::kTable, has_slow_pairs},
     {"avx512", &avx512::kTable, has_avx512},
 #endif
