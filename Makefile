@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 TORCH := $(if $(wildcard /proc/driver/nvidia/version),torch,torch==2.13.0)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' -o -name CMakeLists.txt)
 
-.PHONY: demo serve test lint types unit slow test-families sanitize amx-check bench peers gguf-oracle compare docs wheel site format clean help
+.PHONY: demo serve test lint types unit slow test-families sanitize amx-check arm-check bench peers gguf-oracle compare docs wheel site format clean help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/  -/'
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
@@ -72,10 +72,10 @@ types: $(VENV)/.dev ## mypy --strict
 # By two workers; one that crashes is not replaced, after which the run could wait for it for ever.
 BY_TWO := -n 2 --dist loadscope --max-worker-restart 0
 
-# What starts servers and times them goes alone, the rest by two workers.
+# What times processes goes alone, the rest by two workers.
 unit: $(VENV)/.dev ## pytest, without the slow tests
-	$(BIN)/python -m pytest $(BY_TWO) --ignore tests/e2e -m 'not slow and not families'
-	$(BIN)/python -m pytest tests/e2e -m 'not slow and not families'
+	$(BIN)/python -m pytest $(BY_TWO) -m 'not slow and not families and not alone'
+	$(BIN)/python -m pytest tests/e2e -m 'alone and not slow'
 
 slow: $(VENV)/.dev ## pytest, the slow tests
 	$(BIN)/python -m pytest $(BY_TWO) --ignore tests/e2e -m slow
@@ -89,6 +89,9 @@ sanitize: $(VENV)/.dev ## the kernels' tests under AddressSanitizer and Undefine
 
 amx-check: $(VENV)/.dev ## AMX kernels on a processor that has them: tests, bits and speed
 	$(BIN)/python benchmarks/amx_check.py
+
+arm-check: $(VENV)/.dev ## the kernels by a compiler for ARM, where one is installed
+	$(BIN)/python tests/arm_check.py
 
 bench: $(VENV)/.dev ## offline throughput on the demo model
 	$(BIN)/python benchmarks/compare_peers.py --engines ours --only d --output build/bench

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -22,6 +24,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Minutes that all tests of a folder may take one after another, on an idle machine with two cores.
 BUDGETS = {"attack": 3, "e2e": 20, "kernels": 8, "models": 6, "server": 5, "unit": 8}
+
+
+def pytest_collection_finish() -> None:
+    """Nothing of all that was imported becomes garbage: who collects some need not look there."""
+    if "triton" in sys.modules:
+        from tests.interpreter import quicken
+
+        quicken()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Modules are taken apart at the end as if nothing had been frozen."""
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
-import subprocess
 import sys
+import termios
 import time
+from multiprocessing.connection import Connection
+
+from tests.forked import SERVER
+from vllm_lite.cli.main import main
 
 _ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[=>()][A-Z0-9]?)")
 _ERASURES = re.compile(r"(\x1b\[2K|\x1b\[1A)")
@@ -21,25 +26,18 @@ class PseudoTerminal:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._terminal, child = pty.openpty()
-        # A session of its own with this as its controlling terminal, so that Ctrl-C is a signal.
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _START, *arguments],
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env={**os.environ, "TERM": "xterm-256color", **environment},
-            start_new_session=True,
-        )
-        os.close(child)
+        environment = {**os.environ, "TERM": "xterm-256color", **environment}
+        with Connection(child) as side:  # which travels to a process
+            self.process = SERVER.Process(target=_run, args=(side, arguments, environment))
+            self.process.start()
         self.raw = ""
 
     def __enter__(self) -> PseudoTerminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.kill()
+        self.process.join(10)
         os.close(self._terminal)
 
     @property
@@ -72,7 +70,9 @@ class PseudoTerminal:
             pass
         if time.monotonic() > deadline:
             raise AssertionError(f"the command goes on; this was shown:\n{self.shown}")
-        return self.process.wait(10)
+        self.process.join(10)
+        assert self.process.exitcode is not None
+        return self.process.exitcode
 
     def _read(self, timeout: float) -> bool:
         """Take what is there; false at the end and when time is up."""
@@ -87,9 +87,19 @@ class PseudoTerminal:
         return bool(data)
 
 
-_START = """
-import fcntl, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from vllm_lite.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+def _run(side: Connection, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
+    """The command, as if it had been started in a terminal, so that Ctrl-C is a signal."""
+    os.setsid()
+    fcntl.ioctl(side.fileno(), termios.TIOCSCTTY, 0)
+    for number in range(3):
+        os.dup2(side.fileno(), number)
+    side.close()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, closefd=False)  # noqa: SIM115
+        for number, mode in enumerate(("r", "w", "w"))
+    )
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["vllm-lite", *arguments]
+    sys.exit(main(arguments))

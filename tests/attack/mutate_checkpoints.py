@@ -129,12 +129,13 @@ def damaged_json(rng: random.Random, data: bytes) -> bytes:
 # Checkpoints to begin with.
 
 
-def write_bases(folder: Path) -> None:
-    """A directory for each family of safetensors, and a GGUF file."""
+def write_bases(folder: Path, num_families: int | None = None) -> None:
+    """A directory for each family of safetensors, or for so many of them, and a GGUF file."""
     from tests.models.checkpoints import TINY, make_model, save
     from tests.models.families import FAMILIES
 
-    for family in FAMILIES:
+    every = 1 if num_families is None else len(FAMILIES) // num_families
+    for family in [*FAMILIES][::every]:
         save(make_model(family), folder / family)
         (folder / family / "tokenizer.json").write_text(_tokenizer(TINY["vocab_size"]))
         settings = {"bos_token": "t1", "eos_token": "t2", "chat_template": _TEMPLATE}
@@ -372,13 +373,19 @@ class Loader:
         )
 
 
-def attack(count: int, seed: int, keep: Path, kinds: tuple[str, ...] = KINDS) -> dict[str, Report]:
+def attack(
+    count: int,
+    seed: int,
+    keep: Path,
+    kinds: tuple[str, ...] = KINDS,
+    num_families: int | None = None,
+) -> dict[str, Report]:
     """So many mutants of each kind; those with faults, and the log, are kept in a directory."""
     reports = {kind: Report() for kind in kinds}
     with tempfile.TemporaryDirectory() as work:
         bases = Path(work) / "bases"
         bases.mkdir()
-        write_bases(bases)
+        write_bases(bases, num_families)
         loader = Loader(keep / "log")
         try:
             _drop_unsupported(bases, loader)

@@ -17,8 +17,6 @@ import pytest
 from tests.e2e.server_process import ServerProcess, free_port
 from tests.models.byte_model import save_byte_encoder
 
-pytestmark = pytest.mark.slow
-
 TINY_ENGINE = ["--model", "demo", "--max-model-len", "128", "--num-gpu-blocks-override", "64"]
 
 
@@ -46,6 +44,7 @@ def figure(table: str, label: str) -> float:
     return float(line[len(label) :])
 
 
+@pytest.mark.slow
 def test_serve_reports_what_the_server_did(demo_server: ServerProcess, tmp_path: Path) -> None:
     before = demo_server.metric("vllm:prompt_tokens_total")
     code, out, err = bench(
@@ -79,6 +78,7 @@ def test_serve_reports_what_the_server_did(demo_server: ServerProcess, tmp_path:
     assert all(ttft + sum(gaps) == pytest.approx(end) for ttft, gaps, end in ends)
 
 
+@pytest.mark.slow
 def test_chat_with_a_file_and_a_ramp_up(demo_server: ServerProcess, tmp_path: Path) -> None:
     rows = [
         {"prompt": "Say hello.", "output_tokens": 5},
@@ -103,6 +103,7 @@ def test_chat_with_a_file_and_a_ramp_up(demo_server: ServerProcess, tmp_path: Pa
     assert run["endpoint_type"] == "openai-chat"
 
 
+@pytest.mark.slow
 def test_refusals_are_counted_and_named(demo_server: ServerProcess) -> None:
     words = ["serve", "--port", str(demo_server.port), "--num-prompts", "2", "--disable-tqdm"]
     code, out, err = bench(*words, "--model", "demo", "--served-model-name", "other")
@@ -111,6 +112,7 @@ def test_refusals_are_counted_and_named(demo_server: ServerProcess) -> None:
     assert "other" in err
 
 
+@pytest.mark.slow
 def test_no_server_and_bad_options_are_one_line() -> None:
     for words, cause in (
         (["--port", str(free_port())], "there is no server: cannot connect to http://127.0.0.1:"),
@@ -124,6 +126,7 @@ def test_no_server_and_bad_options_are_one_line() -> None:
         assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_costs_its_requests_only() -> None:
     with ServerProcess("--max-model-len", "512", "--num-gpu-blocks-override", "300") as server:
         process = start(
@@ -143,6 +146,7 @@ def test_a_server_that_dies_costs_its_requests_only() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_latency_times_batches(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     code, out, err = bench(
@@ -164,7 +168,9 @@ def test_latency_times_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "engine", [[], ["--async-engine", "--prequeue-requests"]], ids=["LLM", "AsyncLLM"]
+    "engine",
+    [[], pytest.param(["--async-engine", "--prequeue-requests"], marks=pytest.mark.slow)],
+    ids=["LLM", "AsyncLLM"],
 )
 def test_throughput_counts_tokens(engine: list[str], tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
@@ -191,6 +197,7 @@ def test_throughput_counts_tokens(engine: list[str], tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [[], ["--async-engine"]], ids=["LLM", "AsyncLLM"])
 def test_throughput_tells_of_drafts(engine: list[str], tmp_path: Path) -> None:
     path = tmp_path / "throughput.json"
@@ -209,6 +216,7 @@ def test_throughput_tells_of_drafts(engine: list[str], tmp_path: Path) -> None:
     assert result["spec_decode_draft_tokens"] <= 4 * result["spec_decode_num_drafts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [[], ["--async-engine"]], ids=["LLM", "AsyncLLM"])
 def test_throughput_of_vectors(engine: list[str]) -> None:
     code, out, err = bench(
@@ -230,6 +238,7 @@ def embedding_server(encoder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "num_texts"),
     [("openai-embeddings", 3), ("vllm-pooling", 3), ("vllm-rerank", 3 + 1)],
@@ -252,6 +261,7 @@ def test_serve_loads_a_server_that_embeds(
     assert embedded == 2 * num_texts
 
 
+@pytest.mark.slow
 def test_a_sweep_over_sizes_of_batches(encoder: Path, tmp_path: Path) -> None:
     sizes = tmp_path / "sizes.json"
     sizes.write_text(json.dumps([{"random_batch_size": size} for size in (1, 4)]))
@@ -270,6 +280,7 @@ def test_a_sweep_over_sizes_of_batches(encoder: Path, tmp_path: Path) -> None:
     assert {row["total_input_tokens"] for row in rows.values()} == {str(4 * 24)}
 
 
+@pytest.mark.slow
 def test_lengths_beyond_the_model_are_one_line() -> None:
     code, out, err = bench("throughput", *TINY_ENGINE, "--input-len", "120", "--num-prompts", "1")
     assert (code, out) == (1, "")
@@ -279,6 +290,7 @@ def test_lengths_beyond_the_model_are_one_line() -> None:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_load_quietly(demo_server: ServerProcess) -> None:
     before = demo_server.metric("vllm:generation_tokens_total")
     process = start(
@@ -298,6 +310,7 @@ def test_ctrl_c_ends_a_load_quietly(demo_server: ServerProcess) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_startup_times_fresh_processes(tmp_path: Path) -> None:
     path = tmp_path / "startup.json"
     code, out, err = bench(

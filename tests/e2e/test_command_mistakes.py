@@ -1,4 +1,4 @@
-"""Each command's commonest mistakes as processes: an exit code, one line, no traceback."""
+"""Each command's commonest mistakes: an exit code, one line, no traceback."""
 
 from __future__ import annotations
 
@@ -13,9 +13,33 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.conftest import Command
 from tests.e2e.server_process import free_port
 
 NOWHERE = "http://127.0.0.1:1/v1"
+# The others are refused in this process, by the same function.
+AS_PROCESSES = {
+    "chat --modle-name x",
+    f"complete --url {NOWHERE}",
+    "run-batch -i none.jsonl -o out.jsonl",
+    "serve none",
+    "serve demo --host 192.0.2.1 --port 1",
+    "bench startup --model none",
+}
+
+
+def process(*words: str) -> tuple[int, str, str]:
+    """The exit code of `vllm-lite WORDS`, what it printed and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_lite", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -49,24 +73,24 @@ NOWHERE = "http://127.0.0.1:1/v1"
         ("bench serve --port 1 --model demo", 1, "there is no server"),
     ],
 )
-def test_a_mistake_is_one_line(line: str, code: int, cause: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(
+    line: str,
+    code: int,
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Command,
+) -> None:
     (tmp_path / "in.jsonl").write_text("\n")
     request = '{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "a"}}\n'
     (tmp_path / "one.jsonl").write_text(request)
-    done = subprocess.run(
-        [sys.executable, "-m", "vllm_lite", *line.split()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    *before, last = done.stderr.splitlines()
+    monkeypatch.chdir(tmp_path)
+    run = process if line in AS_PROCESSES else command
+    ended, printed, said = run(*line.split())
+    *before, last = said.splitlines()
     # Nothing else is said: at most the usage line stands before it.
     assert len(before) == code - 1 and all(line.startswith("usage: ") for line in before)
-    assert (done.returncode, done.stdout) == (code, "")
+    assert (ended, printed) == (code, "")
     assert cause in last and last.startswith(f"vllm-lite {line.split()[0]}: error: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "one.jsonl"]
 
@@ -98,11 +122,15 @@ def test_a_server_whose_log_has_no_room_serves() -> None:
     command = f"exec '{sys.executable}' -m vllm_lite serve demo {options} >/dev/null 2>/dev/full"
     process = subprocess.Popen(["bash", "-c", command])
     try:
-        with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", transport=httpx.HTTPTransport(retries=8)
-        ) as client:
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-            reply = client.post("/v1/chat/completions", json=body, timeout=60)
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        while True:
+            try:
+                url = f"http://127.0.0.1:{port}/v1/chat/completions"
+                reply = httpx.post(url, json=body, timeout=60)
+                break
+            except httpx.ConnectError:
+                assert process.poll() is None
+                time.sleep(0.1)
         assert reply.status_code == 200
         process.terminate()
         assert process.wait(30) == 0

@@ -25,8 +25,6 @@ from tests.models.byte_model import save_byte_model
 from tests.unit.cli.fake_hub import FakeHub, serving
 from vllm_lite.config.demo import fetch_demo
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "Qwen/Qwen3-0.6B"
 # What is not run, and why.
@@ -180,6 +178,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 SHELL = ["bash", "-euo", "pipefail", "-c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", RUN, ids=[block.name for block in RUN])
 def test_a_block_runs_as_it_stands(block: Block, place: Place) -> None:
     if block.language == "python":

@@ -16,8 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--max-model-len", "256", "--num-gpu-blocks-override", "100", "--max-num-seqs", "2")
 
@@ -90,6 +88,7 @@ def test_a_batch_is_answered_in_order(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_loses_nothing_and_memory_stays_flat() -> None:
     # The small form of a run of 20,000 lines; the script itself fails where a law is broken.
     words = [
@@ -116,6 +115,7 @@ def test_a_killed_run_loses_nothing_and_memory_stays_flat() -> None:
     assert "Both outputs are the same: 200 records, 2 of them errors" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_is_done_survives_the_end(number: signal.Signals, tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 20, 24), tmp_path / "out.jsonl"
@@ -147,6 +147,7 @@ def test_what_is_done_survives_the_end(number: signal.Signals, tmp_path: Path) -
     assert answers(output) == answers(whole)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_is_one_line_and_leaves_its_results(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 20, 24), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
@@ -162,6 +163,7 @@ def test_an_engine_that_dies_is_one_line_and_leaves_its_results(tmp_path: Path) 
     assert not output.exists() and num_lines(journal) >= 3
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_half_way_is_one_line_and_keeps_what_fits(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", 20, 8), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
@@ -183,6 +185,7 @@ def test_a_disk_that_fills_half_way_is_one_line_and_keeps_what_fits(tmp_path: Pa
     assert resumed.returncode == 0 and len(answers(output)) == 21
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", 2, 2)
     done = run(source, Path("/dev/full"), "--output-tmp-dir", str(tmp_path / "tmp"))
@@ -192,11 +195,3 @@ def test_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     assert "--resume" in last and "Traceback" not in done.stderr
     (journal,) = (tmp_path / "tmp").iterdir()
     assert num_lines(journal) == 4
-
-
-def test_a_missing_model_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    source = write(tmp_path / "in.jsonl", 2, 2)
-    done = run(source, tmp_path / "out.jsonl", "--model", str(tmp_path / "none"))
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("vllm-lite run-batch: error: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

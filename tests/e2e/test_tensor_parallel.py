@@ -14,6 +14,8 @@ from tests.e2e.test_tokens import EXPECTED, PROMPTS, engine, tokens
 from tests.models.checkpoints import make_model, save
 from vllm_lite.errors import EngineDeadError
 
+pytestmark = pytest.mark.alone
+
 # Seconds within which a server ends that lost a rank.
 LIMIT = 5.0
 # Its nine heads divide by three.

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -41,18 +42,38 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
 
 
-def run(*options: object, path: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, FOLDER / "run.py", *options]
-    env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env)
+class Ended(NamedTuple):
+    """Of a run: its exit status, and the output of its processes."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs the command in this process, where torch is loaded, and its sections in theirs."""
+    import run as script
+
+    def command(*options: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["run.py", *map(str, options)])
+        with pytest.raises(SystemExit) as ended:
+            script.main()
+        return Ended(int(ended.value.code or 0), *capfd.readouterr())
+
+    return command
 
 
 @pytest.mark.skipif(emulated_cuda.compiler() is None, reason="no C++ compiler for the emulation")
-def test_dry_run_needs_neither_a_gpu_nor_compiled_modules(tmp_path: Path) -> None:
+def test_dry_run_needs_neither_a_gpu_nor_compiled_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     output = tmp_path / "out.json"
     words = ["--dry-run", "--demo", fetch_demo(), "--folder", tmp_path / "work", "--output", output]
-    done = run(*words, path=str(tmp_path))
+    command = list(map(str, [sys.executable, FOLDER / "run.py", *words]))
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     record = json.loads(output.read_text())
     import run as script
@@ -85,7 +106,9 @@ for backend in (None, "TORCH_SDPA"):
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
-def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
+def test_a_failing_section_is_one_row_of_the_table(
+    tmp_path: Path, run: Callable[..., Ended]
+) -> None:
     output = tmp_path / "out.json"
     words = [
         "--dry-run",
@@ -98,7 +121,7 @@ def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
     ]
     done = run(*words, "--sections", "decode_attention", "tokens")
     rows = json.loads(output.read_text())["rows"]
-    assert done.returncode == 1
+    assert done.status == 1
     assert {row["section"] for row in rows} == {"tokens", "decode_attention"}
     (failed,) = (row for row in rows if row["has_failed"])
     assert failed["section"] == "tokens" and "demo" in failed["work"]
@@ -111,14 +134,16 @@ def test_a_failing_section_is_one_row_of_the_table(tmp_path: Path) -> None:
     assert again[0]["section"] == "device"
 
 
-def test_a_resumed_run_repeats_only_what_failed_or_changed(tmp_path: Path) -> None:
+def test_a_resumed_run_repeats_only_what_failed_or_changed(
+    tmp_path: Path, run: Callable[..., Ended]
+) -> None:
     output = tmp_path / "out.json"
     words = ["--dry-run", "--output", output, "--folder", tmp_path, "--resume"]
     words += ["--sections", "device", "decode_attention", "few_rows"]
 
     def left_out() -> list[str]:
         done = run(*words)
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.status == 0, done.stderr[-2000:]
         # What was left out is in the table too.
         assert "copy bandwidth" in done.stdout and "fastest products" in done.stdout
         (line,) = (line for line in done.stdout.splitlines() if line.startswith("left out"))
@@ -139,13 +164,15 @@ def test_a_resumed_run_repeats_only_what_failed_or_changed(tmp_path: Path) -> No
     assert left_out() == ["few_rows"]
 
 
-def test_a_section_without_time_is_reported_and_keeps_its_figures(tmp_path: Path) -> None:
+def test_a_section_without_time_is_reported_and_keeps_its_figures(
+    tmp_path: Path, run: Callable[..., Ended]
+) -> None:
     output = tmp_path / "out.json"
     words = ["--dry-run", "--folder", tmp_path, "--output", output, "--sections", "device"]
-    assert run(*words).returncode == 0
+    assert run(*words).status == 0
     before = json.loads(output.read_text())["rows"]
     done = run(*words, "--budget-s", 1)
-    assert done.returncode == 1 and "no time was left" in done.stdout
+    assert done.status == 1 and "no time was left" in done.stdout
     (failed,) = (row for row in json.loads(output.read_text())["rows"] if row["has_failed"])
     assert json.loads(output.read_text())["rows"] == [failed, *before]
     # The figures are there, and yet not of a section that is done.

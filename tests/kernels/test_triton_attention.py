@@ -168,8 +168,8 @@ def test_linear_layers_of_heads(sizes: tuple[int, int, int]) -> None:
 # Prompts, requests that fit decode's tile or just do not (5 or 6 queries of 3 heads), and none.
 STEPS = {
     "prompts whole": [(40, 41), (1, 70), (6, 33), (5, 5), (0, 0), (1, 1)],
-    "few split": [(60, 200), (1, 400), (5, 230), (0, 0), (6, 40), (1, 3)],
-    "all split": [(12, 300), (1, 400), (3, 260), (0, 0), (1, 9)],
+    "few split": [(30, 130), (1, 290), (5, 130), (0, 0), (6, 40), (1, 3)],
+    "all split": [(12, 140), (1, 290), (3, 135), (0, 0), (1, 9)],
     "few alone": [(2, 300), (0, 0), (1, 9)],
 }
 

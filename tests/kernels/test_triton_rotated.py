@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -47,21 +49,32 @@ def together(
     implementation.rotate_and_cache(heads, POSITIONS, table, is_neox, *caches, SLOTS, weights, 1e-6)
 
 
-@pytest.mark.parametrize("implementation", [ops, reference], ids=["triton", "reference"])
-@pytest.mark.parametrize("weighted", [None, "own type", "float32"])
-@pytest.mark.parametrize("is_neox", [True, False])
-@pytest.mark.parametrize(
-    ("counts", "size", "rotated"),
-    [
-        ((9, 3), 64, 64),
-        ((4, 4), 80, 32),
-        ((7, 1), 96, 96),
-        ((2, 1), 25, 6),
-        ((1, 1), 7, 2),
-        ((8, 2), 256, 128),
-    ],
+SHAPES = [
+    ((9, 3), 64, 64),
+    ((4, 4), 80, 32),
+    ((7, 1), 96, 96),
+    ((2, 1), 25, 6),
+    ((1, 1), 7, 2),
+    ((8, 2), 256, 128),
+]
+CHOICES = (
+    [torch.float32, torch.float16, torch.bfloat16],
+    SHAPES,
+    [True, False],
+    [None, "own type", "float32"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+
+
+def cases() -> Iterator[Any]:
+    """All combinations; of a shape, an order and a weight, the fast tests have one type."""
+    for choice in product(*map(enumerate, CHOICES)):
+        places, (dtype, shape, is_neox, weighted) = zip(*choice, strict=True)
+        marks = [pytest.mark.slow] if sum(places) % 3 else []
+        yield pytest.param(dtype, *shape, is_neox, weighted, marks=marks)
+
+
+@pytest.mark.parametrize("implementation", [ops, reference], ids=["triton", "reference"])
+@pytest.mark.parametrize(("dtype", "counts", "size", "rotated", "is_neox", "weighted"), cases())
 def test_one_operation_equals_its_parts(
     dtype: torch.dtype,
     counts: tuple[int, int],

@@ -1,20 +1,18 @@
 """How much memory a load takes, measured in a process of its own.
 
 A test worker of thousands of tests hands its pages back when it likes; a new process has none
-to hand back.
+to hand back. It is forked from one that has imported all this and loaded nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
+from tests.forked import SERVER
 from tests.models.runner import load
 from vllm_lite.layers.linear import ParallelLinear
 from vllm_lite.quantization.storage import stored_weights
@@ -25,24 +23,13 @@ THREADS = 2
 # malloc_trim skips it. Tensors that are mapped each by itself go back as they are freed; naming a
 # limit keeps the library from raising it.
 _MAPPED_FROM = 64 << 10
-_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": str(_MAPPED_FROM),
-    "MALLOC_TRIM_THRESHOLD_": str(_MAPPED_FROM),
-}
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def memory_of_loading(path: Path, quantization: str | None) -> tuple[int, int, int]:
-    """Load in bfloat16 by THREADS; the most bytes held above those before, those stored, readings.
-
-    Raises CalledProcessError where the load fails.
-    """
-    command = [sys.executable, "-m", "tests.models.load_memory", str(path), quantization or ""]
-    environment = os.environ | _ENVIRONMENT
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=300, env=environment
-    )
-    held, stored, readings = json.loads(done.stdout.splitlines()[-1])
-    return held, stored, readings
+    """Load in bfloat16 by THREADS; the most bytes held above those before, stored, readings."""
+    with ProcessPoolExecutor(1, SERVER) as pool:
+        return pool.submit(_measure, path, quantization).result(300)
 
 
 def own_bytes() -> int:
@@ -53,8 +40,10 @@ def own_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def main() -> None:
-    path, quantization = Path(sys.argv[1]), sys.argv[2] or None
+def _measure(path: Path, quantization: str | None) -> tuple[int, int, int]:
+    library = ctypes.CDLL(None)
+    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        assert library.mallopt(parameter, _MAPPED_FROM)
     torch.set_num_threads(THREADS)
     held: list[int] = []
     finish = ParallelLinear.process_weights_after_loading
@@ -70,8 +59,4 @@ def main() -> None:
     before = own_bytes()
     model = load(path, "bfloat16", quantization=quantization)
     stored = sum(weight.num_bytes for weight in stored_weights(model))
-    print(json.dumps([max(held) - before, stored, len(held)]))
-
-
-if __name__ == "__main__":
-    main()
+    return max(held) - before, stored, len(held)

@@ -65,8 +65,16 @@ def run(model: str, **options: Any) -> tuple[list[Any], int]:
         return [told(o) for o in outputs + again], llm.get_stats().num_preemptions
 
 
+IN_PROCESS = {"disable_frontend_multiprocessing": True}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"num_gpu_blocks_override": 14}, {"enable_prefix_caching": False}]
+    "options",
+    [
+        {},
+        {"num_gpu_blocks_override": 14, **IN_PROCESS},
+        {"enable_prefix_caching": False, **IN_PROCESS},
+    ],
 )
 def test_async_scheduling_changes_no_output(model: str, options: dict[str, Any]) -> None:
     in_turn, _ = run(model, **options)

@@ -389,22 +389,26 @@ def told_without_forced(model: Path, backend: str) -> tuple[list[Any], Any]:
     return told_of_forced(model, backend, False)
 
 
-@pytest.mark.parametrize("backend", ["xgrammar", "guidance"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"async_scheduling": True},
-        {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80},
-        {"speculative_config": {"method": "suffix", "num_speculative_tokens": 5}},
-    ],
-    ids=["plain", "ahead", "tight", "suffix"],
-)
+# A constraint's backend knows nothing of schedules: each of them runs with one of the backends.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ahead": {"async_scheduling": True},
+    "suffix": {"speculative_config": {"method": "suffix", "num_speculative_tokens": 5}},
+    "tight": {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80},
+}
+FORCED_RUNS = [
+    pytest.param(backend, schedule, marks=() if (i + j) % 2 == 0 else pytest.mark.slow)
+    for i, backend in enumerate(("xgrammar", "guidance"))
+    for j, schedule in enumerate(SCHEDULES)
+]
+
+
+@pytest.mark.parametrize(("backend", "schedule"), FORCED_RUNS)
 def test_text_that_must_come_is_drafted_and_changes_nothing(
-    model: Path, backend: str, options: dict[str, Any]
+    model: Path, backend: str, schedule: str
 ) -> None:
     plain, nothing = told_without_forced(model, backend)
-    drafted, stats = told_of_forced(model, backend, True, **options)
+    drafted, stats = told_of_forced(model, backend, True, **SCHEDULES[schedule])
     assert drafted == plain
     assert nothing is None
     assert stats.num_accepted_tokens > 50
@@ -437,9 +441,22 @@ def told_without_drafts(model: Path, is_tight: bool) -> tuple[list[Any], list[di
 TIGHT = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 80}
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize("is_tight", [False, True], ids=["roomy", "tight"])
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa", "custom_class"])
+# Any two of a method, a schedule and whether steps run ahead; the other runs are slow ones.
+RUNS = [
+    pytest.param(
+        method,
+        is_tight,
+        ahead,
+        id=f"{method}-{'tight' if is_tight else 'roomy'}-{'ahead' if ahead else 'in turn'}",
+        marks=() if (i + is_tight + ahead) % 2 else pytest.mark.slow,
+    )
+    for i, method in enumerate(("draft_model", "eagle", "medusa", "custom_class"))
+    for is_tight in (False, True)
+    for ahead in (False, True)
+]
+
+
+@pytest.mark.parametrize(("method", "is_tight", "ahead"), RUNS)
 def test_models_draft_what_a_grammar_leaves_open(
     model: Path, tmp_path: Path, method: str, is_tight: bool, ahead: bool
 ) -> None:

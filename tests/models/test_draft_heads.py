@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_weights_of_both_models_come_back(target: tuple[Any, str], tmp_path: Pat
     assert told[0] == told[1] and 20 < counts[1] == counts[2]
 
 
+@cache
 def texts(path: str) -> list[list[int]]:
     options: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True}
     with LLM(path, **options, disable_frontend_multiprocessing=True) as llm:

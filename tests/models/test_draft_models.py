@@ -38,21 +38,26 @@ def plain(model: str) -> list[Any]:
     return run(model)[0]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_gpu_blocks_override": 14},
-        {"enable_prefix_caching": False, "max_num_batched_tokens": 9},
-        {"enforce_eager": True},
-    ],
-    ids=["roomy", "tight", "chunks", "eager"],
-)
-@pytest.mark.parametrize("drafts", ["itself", "small"])
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "tight": {"num_gpu_blocks_override": 14},
+    "chunks": {"enable_prefix_caching": False, "max_num_batched_tokens": 9},
+    "eager": {"enforce_eager": True},
+}
+# Any two of a draft model, a schedule and whether steps run ahead; the other runs are slow ones.
+RUNS = [
+    pytest.param(drafts, schedule, ahead, marks=() if (i + j + ahead) % 2 else pytest.mark.slow)
+    for i, drafts in enumerate(("itself", "small"))
+    for j, schedule in enumerate(SCHEDULES)
+    for ahead in (False, True)
+]
+
+
+@pytest.mark.parametrize(("drafts", "schedule", "ahead"), RUNS)
 def test_a_draft_model_changes_no_output(
-    model: str, small: str, plain: list[Any], drafts: str, ahead: bool, options: dict[str, Any]
+    model: str, small: str, plain: list[Any], drafts: str, schedule: str, ahead: bool
 ) -> None:
+    options = SCHEDULES[schedule]
     given = ALL | {"method": "draft_model", "model": model if drafts == "itself" else small}
     outputs, stats = run(model, async_scheduling=ahead, speculative_config=given, **options)
     assert outputs == plain

@@ -33,6 +33,21 @@ PROMPTS = [
 ]
 
 
+# Any two of a method, a schedule and whether steps run ahead; the other runs are slow ones.
+RUNS = [
+    pytest.param(
+        method,
+        schedule,
+        ahead,
+        id=f"{method}-{schedule}-{'ahead' if ahead else 'in turn'}",
+        marks=() if (i + j + ahead) % 2 else pytest.mark.slow,
+    )
+    for i, method in enumerate(METHODS)
+    for j, schedule in enumerate(SCHEDULES)
+    for ahead in (False, True)
+]
+
+
 def run(model: str, **options: Any) -> tuple[Any, Any]:
     """Everything told of each request, round by round, and the statistics after them."""
     settings = {"dtype": "float32", "max_model_len": 64, "load_format": "dummy", "seed": 1}
@@ -90,9 +105,7 @@ def save_layered(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "schedule", "ahead"), RUNS)
 def test_no_draft_changes_any_output(
     cases: dict[str, Any], method: str, schedule: str, ahead: bool
 ) -> None:

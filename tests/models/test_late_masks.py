@@ -31,6 +31,7 @@ PARAMS = [
     constrained(3, regex="[ab]{3,60}", min_tokens=9, logit_bias={98: 1.5}),
     THINKING,
 ]
+TIGHT = {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,19 +80,20 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
     return Recorder.steps
 
 
-@pytest.mark.parametrize("steps", [Worker, on_stand_in], indirect=True, ids=["cpu", "stand-in"])
-@pytest.mark.parametrize("options", [EAGER, GRAPHS], ids=["eager", "graphs"])
 @pytest.mark.parametrize(
-    "tight", [{}, {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 16}]
+    ("steps", "options"),
+    [
+        pytest.param(Worker, {}, id="cpu"),
+        pytest.param(Worker, TIGHT, id="cpu-tight"),
+        pytest.param(on_stand_in, EAGER | TIGHT, id="eager-tight"),
+        pytest.param(on_stand_in, GRAPHS, id="graphs"),
+    ],
+    indirect=["steps"],
 )
 def test_masks_that_come_late_change_no_token(
-    model: Path,
-    in_turn: list[Any],
-    steps: list[Any],
-    options: dict[str, Any],
-    tight: dict[str, Any],
+    model: Path, in_turn: list[Any], steps: list[Any], options: dict[str, Any]
 ) -> None:
-    assert told(model, PARAMS, max_model_len=256, **options, **tight) == in_turn
+    assert told(model, PARAMS, max_model_len=256, **options) == in_turn
     assert sum(is_late for _, is_late in steps) > len(steps) // 3
 
 

@@ -333,16 +333,17 @@ def describe_like(tiny: Path, path: Path) -> Path:
 
 
 OPTIONS = {"skip_tokenizer_init": True, "max_model_len": 64, "num_gpu_blocks_override": 20}
+IN_PROCESS = {"disable_frontend_multiprocessing": True}
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"dtype": "float32"},
-        {"dtype": "bfloat16", "quantization": "int8"},
-        {"dtype": "float32", "tensor_parallel_size": 2},
+        {"dtype": "bfloat16", "quantization": "int8", **IN_PROCESS},
+        {"dtype": "float32", "tensor_parallel_size": 2, **IN_PROCESS},
     ],
-    ids=str,
+    ids=["a process", "int8", "ranks"],
 )
 def test_a_sharded_state_gives_the_same_tokens(
     tiny: Path, tmp_path: Path, options: dict[str, Any]
@@ -371,7 +372,7 @@ def test_a_sharded_state_may_be_streamed(
 ) -> None:
     pytest.importorskip(PACKAGES["runai_streamer"])
     path = describe_like(tiny, tmp_path / "sharded")
-    with LLM(str(tiny), dtype="float32", **OPTIONS) as llm:
+    with LLM(str(tiny), dtype="float32", **OPTIONS, **IN_PROCESS) as llm:
         llm.save_sharded_state(str(path), max_size=20_000)
     assert torch.equal(logits(path, load_format="runai_streamer_sharded"), expected)
     (path / "model-rank-0-part-1.safetensors").unlink()
@@ -381,7 +382,7 @@ def test_a_sharded_state_may_be_streamed(
 def test_a_sharded_state_that_does_not_fit_is_refused(tiny: Path, tmp_path: Path) -> None:
     path = describe_like(tiny, tmp_path / "sharded")
     extra = {"pattern": "own-{rank}-{part}.safetensors"}
-    with LLM(str(tiny), dtype="float32", **OPTIONS) as llm:
+    with LLM(str(tiny), dtype="float32", **OPTIONS, **IN_PROCESS) as llm:
         llm.save_sharded_state(str(path), pattern=extra["pattern"], max_size=20_000)
     given: dict[str, Any] = {"load_format": "sharded_state", "model_loader_extra_config": extra}
     load(path, **given)

@@ -25,7 +25,7 @@ from vllm_lite.kernels.dispatch import has_bfloat16_pairs
 from vllm_lite.kernels.metadata import AttentionMetadata, attention_metadata
 from vllm_lite.kernels.reference.quantized import round_activations
 from vllm_lite.layers.attention import Attention, LayerCache, ScaledCacheAttention
-from vllm_lite.loader.ternary import _warn_of_floats
+from vllm_lite.loader.forms.ternary import _warn_of_floats
 from vllm_lite.quantization.grouped import GroupedKernel
 from vllm_lite.quantization.unquantized import PackedKernel
 

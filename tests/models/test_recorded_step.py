@@ -38,11 +38,15 @@ def logits(model: CausalLM, is_recorded: bool) -> list[Tensor]:
     return [rows for step in steps for rows in runner.step(step).values()]
 
 
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family, changes = CASES[request.param]
+    return save(make_model(family, **changes), tmp_path_factory.mktemp("model"))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", CASES)
-def test_a_recorded_step_is_the_forward_pass(case: str, dtype: str, tmp_path: Path) -> None:
-    family, changes = CASES[case]
-    model = load(save(make_model(family, **changes), tmp_path), dtype=dtype)
+def test_a_recorded_step_is_the_forward_pass(checkpoint: Path, dtype: str) -> None:
+    model = load(checkpoint, dtype=dtype)
     for want, got in zip(logits(model, False), logits(model, True), strict=True):
         assert want.isfinite().all()
         assert torch.equal(got, want)

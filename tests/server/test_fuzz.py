@@ -54,6 +54,9 @@ GOOD_POOLED: dict[str, dict[str, dict[str, Any]]] = {
     "cross": {"/classify": {"input": "a b"}, "/score": _PAIR, "/v2/rerank": _RANKED},
 }
 MOST_FIELDS = 4
+# Good bodies that each made one changes: to make one takes longer than to send it.
+NUM_MIXED = 3
+CHOICES = st.integers(0, 2**32 - 1)
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,10 @@ class Tried:
     def label(self) -> str:
         return f"{self.operation.method} {self.operation.path} {self.kind}".strip()
 
-    @property
-    def num_examples(self) -> int:
+    def num_examples(self, is_long: bool) -> int:
         """Bodies have more to go wrong in than paths."""
-        return 25 if self.good is None else 50 if self.kind else 130
+        few, many = (15, 25) if self.good is None else (20, 50) if self.kind else (50, 130)
+        return many if is_long else few
 
 
 def tried(app: FastAPI, good: dict[str, dict[str, Any]], kind: str = "") -> Iterator[Tried]:
@@ -135,8 +138,11 @@ def mixed(good: dict[str, Any], made: Any, choice: int) -> dict[str, Any]:
     return good | {name: made[name] for name in picked[: 1 + choice % 4] if name != "model"}
 
 
+@pytest.mark.parametrize(
+    "is_long", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "more"]
+)
 @pytest.mark.parametrize("one", OPERATIONS, ids=lambda one: one.label)
-def test_no_request_is_the_servers_fault(one: Tried, sender: Sender) -> None:
+def test_no_request_is_the_servers_fault(one: Tried, is_long: bool, sender: Sender) -> None:
     operation, good = one.operation, one.good
     cases = st.one_of(
         operation.as_strategy(),
@@ -144,18 +150,18 @@ def test_no_request_is_the_servers_fault(one: Tried, sender: Sender) -> None:
     )
 
     @hypothesis.seed(SEED)
-    @hypothesis.given(case=cases, choice=st.integers(0, 2**32 - 1))
+    @hypothesis.given(case=cases, choices=st.lists(CHOICES, min_size=NUM_MIXED, max_size=NUM_MIXED))
     @settings(
-        max_examples=one.num_examples,
+        max_examples=one.num_examples(is_long),
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, Phase.shrink],
     )
-    def send(case: Any, choice: int) -> None:
+    def send(case: Any, choices: list[int]) -> None:
         path = case.formatted_path
         sender.send(one.app, case.method, path, case.body)
-        if good is not None:
+        for choice in choices if good is not None else ():
             sender.send(one.app, case.method, path, mixed(good, case.body, choice))
 
     send()

@@ -31,7 +31,6 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.cpu.mapped_memory import packed_weights, return_unused_heap
 from vllm_lite.layers.embedding import ParallelLMHead
 from vllm_lite.layers.weights import WeightedLayer, WeightSlot
-from vllm_lite.loader.bitsandbytes import BlockScales, join_blocks
 from vllm_lite.loader.contents import (
     cache_scales,
     plain_layers,
@@ -40,13 +39,14 @@ from vllm_lite.loader.contents import (
 )
 from vllm_lite.loader.dummy import make_dummies
 from vllm_lite.loader.formats import SHARDED, open_heads, open_shards, open_tensors
-from vllm_lite.loader.gguf import gguf_rules, open_gguf
-from vllm_lite.loader.mxfp4 import Float4Tensor, join_float4
+from vllm_lite.loader.forms.bitsandbytes import BlockScales, join_blocks
+from vllm_lite.loader.forms.mxfp4 import Float4Tensor, join_float4
+from vllm_lite.loader.forms.sparse import SparseTensor, join_sparse, name_of_whole
+from vllm_lite.loader.forms.ternary import TernaryTensor, join_ternary
+from vllm_lite.loader.gguf.file import gguf_rules, open_gguf
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
-from vllm_lite.loader.sparse import SparseTensor, join_sparse, name_of_whole
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.tensors import CheckpointTensor, listed, place_of, refusals_name
-from vllm_lite.loader.ternary import TernaryTensor, join_ternary
 from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
 from vllm_lite.models.decoder import DecoderForCausalLM

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.checkpoints import LLAMA_CONFIG, gguf_bytes, write_gguf, write_hf
 from tests.unit.cli.fake_hub import COMMIT, OTHER_COMMIT, REPO, FakeHub, serving
+from vllm_lite.cli.main import main
 from vllm_lite.cli.models.show import Footprint, fitting_flags
 from vllm_lite.config.engine_args import EngineArgs
 from vllm_lite.config.vllm import VllmConfig
@@ -165,10 +166,13 @@ def test_a_hub_model_is_shown_without_its_weights(command: Commands, hub: FakeHu
 
 
 def test_a_gguf_file_is_shown_and_a_folder_without_weights_refused(
-    command: Commands, tmp_path: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "gguf, F32" in command.done("show", str(write_gguf(tmp_path / "m.gguf")))
-    assert "has no safetensors weights" in command.refused("show", str(write_hf(tmp_path / "m")))
+    assert main(["show", str(write_gguf(tmp_path / "m.gguf"))]) == 0
+    assert "gguf, F32" in capsys.readouterr().out
+    assert main(["show", str(write_hf(tmp_path / "m"))]) == 1
+    shown, error = capsys.readouterr()
+    assert shown == "" and "has no safetensors weights" in error and error.count("\n") == 1
 
 
 def described(folder: Path) -> VllmConfig:

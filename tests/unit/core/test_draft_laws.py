@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
@@ -104,5 +105,10 @@ class DraftMachine(SchedulerMachine):
 
 TestDrafts = DraftMachine.TestCase
 TestDrafts.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None, derandomize=True
+    max_examples=50, stateful_step_count=25, deadline=None, derandomize=True
 )
+
+
+@pytest.mark.slow
+class TestDraftsAtLength(DraftMachine.TestCase):
+    settings = settings(max_examples=100, stateful_step_count=25, deadline=None, derandomize=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 import hypothesis
@@ -58,6 +59,7 @@ def _some_of(struct: type[msgspec.Struct], values: st.SearchStrategy[Any]) -> An
     return st.dictionaries(names, values, max_size=4)
 
 
+@cache
 def _processor() -> InputProcessor:
     config = engine_config(generation_config={})
     outputs = StructuredOutputsConfig(reasoning_parser="deepseek_r1")

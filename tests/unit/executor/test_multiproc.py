@@ -73,7 +73,9 @@ def told(core: EngineCore) -> tuple[dict[str, list[int]], int]:
     return tokens, preemptions
 
 
-@pytest.mark.parametrize(("size", "is_async"), [(2, False), (4, True)])
+@pytest.mark.parametrize(
+    ("size", "is_async"), [pytest.param(2, False, marks=pytest.mark.slow), (4, True)]
+)
 def test_ranks_give_the_tokens_of_one_process(model: Path, size: int, is_async: bool) -> None:
     alone = EngineCore(config_of(model, async_scheduling=is_async), make_executor)
     want, preemptions = told(alone)

@@ -29,7 +29,11 @@ from vllm_lite.parsers.literals import is_json
 from vllm_lite.parsers.reasoning import TaggedReasoning
 from vllm_lite.parsers.reasoning_formats import REASONING_FORMATS, SWITCHES
 
-COUNT = 200  # texts of a format
+# Texts of a format.
+SEEDS = [
+    pytest.param(range(100), id="some"),
+    pytest.param(range(100, 200), id="more", marks=pytest.mark.slow),
+]
 TAGGED = sorted(n for n, each in REASONING_FORMATS.items() if isinstance(each, TaggedReasoning))
 # Of a reasoning parser: the tool parser beside it, a message to the model itself, and one to all.
 CHANNELS = {
@@ -100,12 +104,13 @@ def lost_words(text: str, message: ParsedMessage) -> list[str]:
     return lost
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("parser", sorted(WRITERS))
-def test_damaged_calls_keep_the_laws(parser: str) -> None:
+def test_damaged_calls_keep_the_laws(parser: str, seeds: range) -> None:
     marks = marks_of(parser)
     control = frozenset(filter(is_control, marks))
     found = []
-    for seed in range(COUNT):
+    for seed in seeds:
         choose = random.Random(f"{parser} {seed}")
         text = damaged(answer(parser, choose, Words()), choose, marks)
         found += [
@@ -114,15 +119,16 @@ def test_damaged_calls_keep_the_laws(parser: str) -> None:
     check(found, parser in FAILING_TOOLS)
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("parser", TAGGED)
-def test_damaged_reasoning_keeps_the_laws(parser: str) -> None:
+def test_damaged_reasoning_keeps_the_laws(parser: str, seeds: range) -> None:
     form = REASONING_FORMATS[parser]
     assert isinstance(form, TaggedReasoning)
     tool_parser = parser if parser in WRITERS else "hermes"
     marks = frozenset(mark.strip() for mark in (*form.starts, *form.ends, *form.wrappers))
     switches = {name: "on" for name in SWITCHES[parser].arguments} if parser in SWITCHES else {}
     found = []
-    for seed in range(COUNT):
+    for seed in seeds:
         choose, word = random.Random(f"{parser} {seed}"), Words()
         text = f"{form.starts[0]}Why {word()}.{form.ends[0]}"
         text += answer(tool_parser, choose, word) if choose.random() < 0.5 else f"So {word()}."
@@ -134,15 +140,16 @@ def test_damaged_reasoning_keeps_the_laws(parser: str) -> None:
     check(found, parser in FAILING_REASONING)
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("parser", CHANNELS)
-def test_damaged_messages_keep_the_laws(parser: str) -> None:
+def test_damaged_messages_keep_the_laws(parser: str, seeds: range) -> None:
     tool_parser, thought, final = CHANNELS[parser]
     form = REASONING_FORMATS[parser]
     assert isinstance(form, ChannelReasoning)
     framing = form.framing
     marks = frozenset((*framing.starts, *framing.ends, *framing.strays, "<|message|>"))
     found = []
-    for seed in range(COUNT):
+    for seed in seeds:
         choose, word = random.Random(f"{parser} {seed}"), Words()
         text = thought.format(word())
         config: dict[str, Any] = {"reasoning_parser": parser, "tools": ()}

@@ -75,13 +75,13 @@ def test_a_step_is_padded_to_little_more_than_twice_its_tokens() -> None:
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Tokens of each step, and of its graph; 0 where it has none."""
+    """Tokens of each step but those tried at start, and of its graph; 0 where it has none."""
     told: list[tuple[int, int]] = []
     shape_of = DecodeGraphs._shape_of
 
     def watched(self: DecodeGraphs, plan: StepPlan) -> GraphShape | None:
         shape = shape_of(self, plan)
-        if not plan.is_decode:
+        if self.shapes and not plan.is_decode:
             told.append((int(plan.counts.sum()), 0 if shape is None else shape.num_tokens))
         return shape
 
@@ -106,8 +106,7 @@ def test_graphs_give_the_tokens_and_logprobs_of_eager_steps(
     model = str(write_hf(tmp_path))
     eager = {name: value for name, value in options.items() if name != "compilation_config"}
     expected = serve(model, on_stand_in, async_scheduling=ahead, **EAGER, **eager)
-    assert not any(num_captured for _, num_captured in replayed)
-    replayed.clear()
+    assert not replayed
     assert serve(model, on_stand_in, async_scheduling=ahead, **options) == expected
     used = [num_captured for _, num_captured in replayed if num_captured]
     padded = [pair for pair in replayed if pair[0] < pair[1]]
@@ -123,7 +122,7 @@ def test_the_gpus_own_kernels_take_padded_steps(
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = str(write_hf(tmp_path, num_hidden_layers=1, **heads))
     few: dict[str, Any] = {"requests": 2, "max_num_seqs": 2, "speculative_config": DRAFTS}
-    few |= {"max_num_batched_tokens": 16, "most_tokens": 10}
+    few |= {"max_num_batched_tokens": 16, "most_tokens": 6}
     monkeypatch.setenv("VLLM_LITE_CPU_ISA", "triton")
     try:
         eager = serve(model, on_stand_in, **few, **EAGER)

@@ -26,8 +26,8 @@ from vllm_lite.errors import CheckpointError
 from vllm_lite.kernels.dispatch import ops
 from vllm_lite.kernels.reference.quantized import QuantizedRows, plain_rows
 from vllm_lite.layers.weights import WeightSlot
-from vllm_lite.loader.gguf_latents import join_latents
-from vllm_lite.loader.gguf_layout import laid_out
+from vllm_lite.loader.gguf.latents import join_latents
+from vllm_lite.loader.gguf.layout import laid_out
 from vllm_lite.loader.tensors import CheckpointTensor
 from vllm_lite.loader.weight_rules import (
     Alias,
