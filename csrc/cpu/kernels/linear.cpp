@@ -58,6 +58,13 @@ struct BFloat16Steps {
 };
 
 constexpr int64_t kAhead = 8192;  // bytes
+// Rows, few enough, whose tile has all of a panel's outputs: two tiles would read every other line
+// of the panel each.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kWideRows = 2, kWideVectors = kPanel / kLanes;
+#else
+constexpr int kWideRows = 0, kWideVectors = kTileVectors;
+#endif
 
 // The weights that a tile asks memory for while it multiplies its own.
 struct WeightsAhead {
@@ -65,20 +72,21 @@ struct WeightsAhead {
   int64_t step;  // bytes from one step of inputs to the next
 };
 
-// kRows rows by kTileOutputs outputs, over all inputs.
-template <class Steps, int kRows, int kCache>
+// kRows rows by kVectors vectors of outputs, over all inputs.
+template <class Steps, int kRows, int kCache, int kVectors>
 void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* weights,
                    WeightsAhead ahead) {
   using Element = typename Steps::Element;
+  constexpr int kOutputs = kVectors * kLanes;
   const Element* x = static_cast<const Element*>(p.x) + row * p.x_stride;
   const char* panel = static_cast<const char*>(weights);
-  Vec sums[kRows][kTileVectors] = {};
+  Vec sums[kRows][kVectors] = {};
 
   const auto step = [&](auto load, const auto* from, int64_t stride) {
     // One by one: as an array they would go through memory.
-    typename Steps::Weights w[kTileVectors];
+    typename Steps::Weights w[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) memcpy(&w[v], panel + v * sizeof w[v], sizeof w[v]);
+    for (int v = 0; v < kVectors; ++v) memcpy(&w[v], panel + v * sizeof w[v], sizeof w[v]);
     // Every line: the hardware prefetcher stops at page ends.
 #pragma GCC unroll 2
     for (size_t line = 0; line < sizeof w; line += 64) {
@@ -94,7 +102,7 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
     for (int r = 0; r < kRows; ++r) {
       const auto value = load(from + r * stride);
 #pragma GCC unroll 4
-      for (int v = 0; v < kTileVectors; ++v) add_product(sums[r][v], w[v], value);
+      for (int v = 0; v < kVectors; ++v) add_product(sums[r][v], w[v], value);
     }
   };
   const auto walk = [&](const auto* from, int64_t stride, int64_t count) {
@@ -121,14 +129,14 @@ void multiply_tile(const Linear& p, int64_t row, int64_t output, const void* wei
   }
 
   // Unrolled: accumulators whose address is taken would live in memory.
-  float tile[kRows * kTileOutputs];
+  float tile[kRows * kOutputs];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) store(tile + r * kTileOutputs + v * kLanes, sums[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(tile + r * kOutputs + v * kLanes, sums[r][v]);
   }
-  const int64_t num_outputs = min_of<int64_t>(kTileOutputs, p.num_outputs - output);
-  store_rows<kTileOutputs>(p, row, output, kRows, num_outputs, tile);
+  const int64_t num_outputs = min_of<int64_t>(kOutputs, p.num_outputs - output);
+  store_rows<kOutputs>(p, row, output, kRows, num_outputs, tile);
 }
 
 // Calls body(row, Constant<rows>) for tiles of nearly equal height: a last tile of one row would be
@@ -144,26 +152,27 @@ inline void for_each_tile(int64_t row, int64_t end_row, Body&& body) {
 
 // Asks for weights ahead in kCache: the first, of the tile's own panel; or the second, where each
 // tile asks for its part of the next panel, so that no tile waits for all of its own.
-template <class Steps, int kCache>
+template <class Steps, int kCache, int kVectors = kTileVectors>
 void multiply_panels(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin,
                      int64_t end) {
   constexpr int64_t kStep = kPanel * 4;
+  constexpr int kTallest = kVectors == kTileVectors ? kTileRows : kWideRows;
   const int64_t panel_bytes = packed_panel_bytes(p.dtype, p.num_inputs);
-  const int64_t num_tiles = ceil_divide(end_row - first_row, kTileRows);
+  const int64_t num_tiles = ceil_divide(end_row - first_row, kTallest);
   for (int64_t panel = begin; panel < end; ++panel) {
-    for (int64_t part = 0; part < kPanel; part += kTileOutputs) {
+    for (int64_t part = 0; part < kPanel; part += kVectors * kLanes) {
       const int64_t output = panel * kPanel + part;
       if (output >= p.num_outputs) break;
       const char* weights =
           static_cast<const char*>(p.packed_weight) + panel * panel_bytes + part * 4;
       int64_t tile = 0;
-      for_each_tile(first_row, end_row, [&](int64_t row, auto rows) {
+      for_each_tile<kTallest>(first_row, end_row, [&](int64_t row, auto rows) {
         WeightsAhead ahead = {weights + kAhead, kStep};
         if (kCache == 2 && num_tiles > 1 && (panel > begin || tile > 0) && panel + 1 < end) {
           ahead = {weights + panel_bytes + tile * panel_bytes / num_tiles,
                    ceil_divide(kStep, num_tiles)};
         }
-        multiply_tile<Steps, rows.value, kCache>(p, row, output, weights, ahead);
+        multiply_tile<Steps, rows.value, kCache, kVectors>(p, row, output, weights, ahead);
         ++tile;
       });
     }
@@ -175,6 +184,8 @@ void multiply(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin
   constexpr int64_t kFewRows = 8;  // that wait for memory all the time
   if (asks_second_cache() && end_row - first_row > kFewRows) {
     multiply_panels<Steps, 2>(p, first_row, end_row, begin, end);
+  } else if (end_row - first_row <= kWideRows) {
+    multiply_panels<Steps, 1, kWideVectors>(p, first_row, end_row, begin, end);
   } else {
     multiply_panels<Steps, 1>(p, first_row, end_row, begin, end);
   }
