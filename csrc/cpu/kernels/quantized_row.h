@@ -72,13 +72,15 @@ static inline void add_group(const uint8_t* header, const uint8_t* group, int g,
   }
 }
 
-// kRows rows by a panel; `sums` has a row of kPanel for each.
+// kRows rows by a panel; `sums` has a row of kPanel for each. One row waits for memory: all of the
+// panel's outputs are added up in one pass, as nothing is read while a second one finds it in a cache.
 template <class Block, int kRows>
 static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vectors,
                          const QuantizedGroup* x, float* sums) {
   using Layout = Packed<Block>;
-  for (int v = 0; v < num_vectors; v += kRowVectors) {
-    Vec totals[kRows][kRowVectors] = {};
+  constexpr int kTiles = kRows == 1 ? kPanelVectors / kRowVectors : 1;
+  for (int v = 0; v < num_vectors; v += kTiles * kRowVectors) {
+    Vec totals[kTiles][kRows][kRowVectors] = {};
     const QuantizedGroup* groups = x;
     const uint8_t* chunk = panel;
     for (int64_t left = num_groups; left > 0; left -= Layout::kGroups, chunk += Layout::kChunkBytes) {
@@ -91,14 +93,20 @@ static void multiply_few(const uint8_t* panel, int64_t num_groups, int num_vecto
             __builtin_prefetch(group + kNearAhead + i);
           }
         }
-        add_group<Block, kRows>(chunk, group, g, v, groups, totals);
+#pragma GCC unroll 4
+        for (int k = 0; k < kTiles; ++k) {
+          add_group<Block, kRows>(chunk, group, g, v + k * kRowVectors, groups, totals[k]);
+        }
         group += Layout::kGroupBytes;
         groups += kRows;
       }
     }
+    for (int k = 0; k < kTiles; ++k) {
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      memcpy(sums + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
+      for (int r = 0; r < kRows; ++r) {
+        float* to = sums + r * kPanel + (v + k * kRowVectors) * kLanes;
+        memcpy(to, totals[k][r], sizeof totals[k][r]);
+      }
     }
   }
 }
