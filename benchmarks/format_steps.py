@@ -148,6 +148,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output-json", type=Path)
     args = parser.parse_args()
+    if min(args.layers, args.rounds) < 1:
+        parser.error("--layers and --rounds begin at 1")
     every = forms()
     wanted = [name for name in args.only.split(",") if name] or list(every)
     if unknown := [name for name in wanted if name not in every]:

@@ -83,7 +83,10 @@ def weight_types() -> Iterator[GGMLQuantizationType]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--library", type=Path, metavar="FILE")
-    library = ggml(parser.parse_args().library)
+    try:
+        library = ggml(parser.parse_args().library)
+    except OSError as error:
+        parser.error(str(error))
     if library is None:
         parser.error("llama.cpp is not there: `make peers`, or give --library")
     generator = np.random.default_rng(0)

@@ -158,11 +158,12 @@ class Constraints:
             request = requests.get(request_id)
             if request is None:
                 continue
-            if request_id in self._bans or request.num_expected_tokens:
+            if request_id in self._bans:
                 request.drafts = ()
+                continue
+            is_known = not request.num_expected_tokens
             try:
-                if not (request_id in self._bans or request.num_expected_tokens):
-                    request.drafts = self._drafts(request, sequence)
+                request.drafts = self._drafts(request, sequence) if is_known else ()
                 if self._runs_ahead:
                     # Text that must come next is drafted in a step that knows the token before.
                     request.can_run_ahead = not (request.drafts or self._forced.follow(sequence))
