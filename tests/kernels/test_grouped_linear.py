@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from vllm_lite.kernels.cpu.program import StepInput, record_step
 from vllm_lite.kernels.grouped_weight import GroupedWeight, expand, make_grouped
 from vllm_lite.kernels.reference.ops import Ops as reference
 from vllm_lite.kernels.reference.rounding import ActivationRounding
+from vllm_lite.quantization.layouts import numbers
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -58,6 +60,23 @@ def cases() -> dict[str, Any]:
         made[f"table of {bits} bits"] = lambda bits=bits: weight(
             bits, 33, 96, 16, torch.bfloat16, torch.randn(2**bits)
         )
+    # Numbers that are made rather than looked up, and some that nearly are such.
+    tables = {
+        "integers of 2 bits": torch.arange(4) - 1.0,
+        "integers of 4 bits": torch.arange(16.0),
+        "integers of 5 bits": torch.arange(32) - 3.0,
+        "integers of 6 bits": torch.arange(64.0),
+        "halves of integers": torch.tensor([-64.0, 63.5, *torch.randint(-128, 128, (14,)) / 2]),
+        "thirds of integers": torch.randint(-128, 128, (16,)) / 3,
+        **{name: numbers.values_of(name) for name in ("float4_e2m1", "float6_e2m3", "float6_e3m2")},
+        "one number apart": numbers.values_of("float6_e3m2") + (torch.arange(64) == 40),
+    }
+    for name, table in tables.items():
+        bits = len(table).bit_length() - 1
+        for size in (16, 64):
+            made[f"{name}, groups of {size}"] = partial(
+                weight, bits, 75, 192, size, torch.float16, table
+            )
     made["e4m3"] = lambda: weight(8, 64, 200, 200, table=E4M3)
     made["e4m3 blocks"] = lambda: weight(8, 64, 320, 128, table=E4M3)
     made["e5m2"] = lambda: weight(8, 5, 64, 64, table=E5M2)

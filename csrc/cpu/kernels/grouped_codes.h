@@ -83,10 +83,37 @@ static inline BitsVec load_words(const uint8_t* from) {
   return words;
 }
 
+// Codes of a unit for one vector of outputs, with other bits above them.
+template <int kBits>
+struct CodeReader {
+  static constexpr int kLow = kBits == 2 ? 2 : 4, kHigh = kBits - kLow;
+  const uint8_t* low;
+  const uint8_t* high;
+
+  CodeReader(const uint8_t* unit, int v) {
+    const int half = v * kLanes / kHalfPanel;
+    const uint8_t* first = unit + line_offset(v);
+    low = first + half * kLow * kLine;
+    high = first + (2 * kLow + half * kHigh) * kLine;
+  }
+  // Code i, known when this is compiled.
+  __attribute__((always_inline)) BitsVec operator[](int i) const {
+    // Words from a byte on: loads are free where shifts are not.
+    const uint8_t* words = low + i * kLow / 32 * kLine + i * kLow % 32 / 8;
+    const BitsVec codes = load_words(words) >> (i * kLow % 8);
+    if constexpr (kHigh == 0) return codes;
+    constexpr int kOfHigh = kHigh > 0 ? kHigh : 1;
+    const BitsVec above = load_words(high + i * kOfHigh / 32 * kLine);
+    const int shift = i % 8 / 4 * 16 + (i % (32 / kOfHigh) / 8 * 4 + i % 4) * kOfHigh - kLow;
+    const BitsVec moved = shift >= 0 ? above >> shift : above << -shift;
+    constexpr uint32_t kMask = (1u << kLow) - 1;
+    return (codes & kMask) | (moved & ~kMask);
+  }
+};
+
 // Codes of less than 8 bits. A reader makes numbers of a unit for one vector of outputs.
 template <int kBits>
 struct TableCodes {
-  static constexpr int kLow = kBits == 2 ? 2 : 4, kHigh = kBits - kLow;
   static constexpr float kFactor = 1.0f;
   NumberTable<kBits> table;
   const float* from;
@@ -95,29 +122,10 @@ struct TableCodes {
 
   struct Reader {
     const NumberTable<kBits>& table;
-    const uint8_t* low;
-    const uint8_t* high;
-
-    // Number i, known when this is compiled.
-    __attribute__((always_inline)) Vec operator[](int i) const {
-      // Words from a byte on: loads are free where shifts are not.
-      const uint8_t* words = low + i * kLow / 32 * kLine + i * kLow % 32 / 8;
-      BitsVec codes = load_words(words) >> (i * kLow % 8);
-      if constexpr (kHigh > 0) {
-        const BitsVec words = load_words(high + i * kHigh / 32 * kLine);
-        const int shift = i % 8 / 4 * 16 + (i % (32 / kHigh) / 8 * 4 + i % 4) * kHigh - kLow;
-        const BitsVec moved = shift >= 0 ? words >> shift : words << -shift;
-        constexpr uint32_t kMask = (1u << kLow) - 1;
-        codes = (codes & kMask) | (moved & ~kMask);
-      }
-      return table[codes];
-    }
+    CodeReader<kBits> codes;
+    __attribute__((always_inline)) Vec operator[](int i) const { return table[codes[i]]; }
   };
-  Reader reader(const uint8_t* unit, int v) const {
-    const int half = v * kLanes / kHalfPanel;
-    const uint8_t* first = unit + line_offset(v);
-    return {table, first + half * kLow * kLine, first + (2 * kLow + half * kHigh) * kLine};
-  }
+  Reader reader(const uint8_t* unit, int v) const { return {table, {unit, v}}; }
 };
 
 // Codes of 3 bits: three words hold 16 pairs, of inputs 8 apart, in their lower and upper halves. Each

@@ -5,25 +5,37 @@
 // on other rows nor on how the work is divided. Few rows are multiplied by numbers as they are made;
 // for more, those of kSegment inputs are made once.
 #include "cpu/kernels/amx/grouped_products.h"
+#include "cpu/kernels/grouped_made.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/row_codes.h"
 #include "cpu/kernels/store_rows.h"
 #include "cpu/kernels/whole_rows.h"
 
+#if VLLM_LITE_HAS_GROUPED_PAIRS
+namespace vllm_lite::avx512 {
+void grouped_product(const GroupedProduct&, int64_t begin_panel, int64_t end_panel);
+}
+#endif
+
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
 // Rows whose sums, two for each vector, fit the registers: beside numbers that are made, and beside
-// those that are loaded.
+// those that are loaded. Of more, up to kManyRows, the sums of even inputs are made first, then those
+// of odd ones.
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kFewRows = 4, kManyRows = 6;
+constexpr int kFewRows = 4, kRowsAtOnce = 6, kManyRows = 6;
 #elif defined(__AVX2__)
-constexpr int kFewRows = 2, kManyRows = 3;
+constexpr int kFewRows = 2, kRowsAtOnce = 3, kManyRows = 6;
 #else
-constexpr int kFewRows = 1, kManyRows = 2;
+constexpr int kFewRows = 1, kRowsAtOnce = 2, kManyRows = 2;
 #endif
 constexpr int kTileVectors = 2;
 constexpr int kHalfUnit = kUnit / 2;
+// Of a tile of few rows; that of one row has all of the panel's, as two would read every other line
+// each.
+template <int kRows>
+constexpr int kFewVectors = kRows == 1 && kLanes == 8 ? kPanelVectors : kTileVectors;
 
 // The usual order of sums: even inputs of a segment, odd ones, both together.
 struct BySegments {
@@ -85,18 +97,18 @@ struct BySteps : BySegments {
 static inline Vec as_floats(Vec sum) { return sum; }
 static inline Vec as_floats(IntVec sum) { return to_floats(sum); }
 
-template <int kRows>
-using Totals = Vec[kRows][kTileVectors];
-template <class Order, int kRows>
-using Sums = typename Order::Sum[kRows][kTileVectors];
+template <int kRows, int kVectors>
+using Totals = Vec[kRows][kVectors];
+template <class Order, int kRows, int kVectors>
+using Sums = typename Order::Sum[kRows][kVectors];
 
-template <class Order, int kRows>
-__attribute__((always_inline)) inline void begin_segment(Sums<Order, kRows>& even,
-                                                         Sums<Order, kRows>& odd, SegmentOfX x) {
+template <class Order, int kRows, int kVectors>
+[[gnu::always_inline]] inline void begin_segment(Sums<Order, kRows, kVectors>& even,
+                                                 Sums<Order, kRows, kVectors>& odd, SegmentOfX x) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int k = 0; k < kTileVectors; ++k) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) {
       even[r][k] = Order::start(x.from_row(r));
       odd[r][k] = typename Order::Sum{};
     }
@@ -104,16 +116,15 @@ __attribute__((always_inline)) inline void begin_segment(Sums<Order, kRows>& eve
 }
 
 // Adds a segment's sums to the totals of rows.
-template <class Order, int kRows>
-__attribute__((always_inline)) inline void add_segment(const Sums<Order, kRows>& even,
-                                                       const Sums<Order, kRows>& odd,
-                                                       const GroupScale (&of)[kTileVectors],
-                                                       bool has_minimum, SegmentOfX x,
-                                                       Totals<kRows>& totals) {
+template <class Order, int kRows, int kVectors>
+[[gnu::always_inline]] inline void add_segment(const Sums<Order, kRows, kVectors>& even,
+                                               const Sums<Order, kRows, kVectors>& odd,
+                                               const GroupScale (&of)[kVectors], bool has_minimum,
+                                               SegmentOfX x, Totals<kRows, kVectors>& totals) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int k = 0; k < kTileVectors; ++k) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) {
       Vec sum = as_floats(even[r][k] + odd[r][k]);
       if (x.has_scale) sum *= broadcast(x.scale[r * x.stride]);
       totals[r][k] = multiply_add(sum, of[k].scale, totals[r][k]);
@@ -125,14 +136,14 @@ __attribute__((always_inline)) inline void add_segment(const Sums<Order, kRows>&
 }
 
 // Adds a step's sums to those of the steps before it.
-template <class Order, int kRows>
-__attribute__((always_inline)) inline void add_step(Sums<Order, kRows>& even,
-                                                    Sums<Order, kRows>& odd,
-                                                    Sums<Order, kRows>& steps) {
+template <class Order, int kRows, int kVectors>
+[[gnu::always_inline]] inline void add_step(Sums<Order, kRows, kVectors>& even,
+                                            Sums<Order, kRows, kVectors>& odd,
+                                            Sums<Order, kRows, kVectors>& steps) {
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int k = 0; k < kTileVectors; ++k) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) {
       steps[r][k] += even[r][k] + odd[r][k];
       even[r][k] = odd[r][k] = typename Order::Sum{};
     }
@@ -150,54 +161,64 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   const int64_t groups_before = panel * num_groups(w);
   const bool has_minimum = has_minimums(w);
-  constexpr int kCount = kHalfUnit / Order::kInputs;
-  Totals<kRows> totals = {};
-  Sums<Order, kRows> even, odd, steps = {};
-  begin_segment<Order, kRows>(even, odd, of_x);
+  constexpr int kCount = kHalfUnit / Order::kInputs, kVectors = kFewVectors<kRows>;
+  Totals<kRows, kVectors> totals = {};
+  Sums<Order, kRows, kVectors> even, odd, steps = {};
+  begin_segment<Order>(even, odd, of_x);
   const int64_t step = step_of(w);
   for (int64_t first = 0, end = segment_end(w, 0); first < w.num_inputs; unit += unit_bytes) {
     for (int64_t line = 0; v == 0 && line < unit_bytes; line += kLine) {
       __builtin_prefetch(unit + kFarAhead + line, 0, 2);
       __builtin_prefetch(unit + kNearAhead + line);
     }
-    const typename Codes::Reader readers[kTileVectors] = {codes.reader(unit, v),
-                                                          codes.reader(unit, v + 1)};
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       if (half == 1 && first >= w.num_inputs) break;
+      // Two vectors at a time, whose numbers and sums fit the registers.
+#pragma GCC unroll 2
+      for (int k = 0; k < kVectors; k += kTileVectors) {
+        const auto first_reader = codes.reader(unit, v + k);
+        const auto second_reader = codes.reader(unit, v + k + 1);
+        // The next two load x again: kept, it would go through memory.
+        if constexpr (kVectors > kTileVectors) asm("" : "+r"(x));
 #pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) {
-        const auto first_numbers = readers[0][half * kCount + i];
-        const auto second_numbers = readers[1][half * kCount + i];
+        for (int i = 0; i < kCount; ++i) {
+          const auto first_numbers = first_reader[half * kCount + i];
+          const auto second_numbers = second_reader[half * kCount + i];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto value = x[r * stride + i];
-          auto(&sums)[kTileVectors] = i / Order::kDistance % 2 == 0 ? even[r] : odd[r];
-          sums[0] = Order::add(sums[0], first_numbers, value);
-          sums[1] = Order::add(sums[1], second_numbers, value);
+          for (int r = 0; r < kRows; ++r) {
+            const auto value = x[r * stride + i];
+            auto* const sums = i / Order::kDistance % 2 == 0 ? even[r] : odd[r];
+            sums[k] = Order::add(sums[k], first_numbers, value);
+            sums[k + 1] = Order::add(sums[k + 1], second_numbers, value);
+          }
         }
       }
       x += kCount;
       first += kHalfUnit;
       if constexpr (Order::kHasSteps) {
-        if (half == 1 || step == kHalfUnit || first == end) add_step<Order, kRows>(even, odd, steps);
+        if (half == 1 || step == kHalfUnit || first == end) add_step<Order>(even, odd, steps);
       }
       if (first == end) {
         if constexpr (Order::kHasSteps) memcpy(even, steps, sizeof even);
         const int64_t group = (first - 1) / w.group_size;
-        const GroupScale of[kTileVectors] = {
-            group_scale<Codes>(w, panel, groups_before + group, v),
-            group_scale<Codes>(w, panel, groups_before + group, v + 1)};
-        add_segment<Order, kRows>(even, odd, of, has_minimum, of_x, totals);
+        GroupScale of[kVectors];
+#pragma GCC unroll 4
+        for (int k = 0; k < kVectors; ++k) {
+          of[k] = group_scale<Codes>(w, panel, groups_before + group, v + k);
+        }
+        add_segment<Order>(even, odd, of, has_minimum, of_x, totals);
         ++of_x;
-        begin_segment<Order, kRows>(even, odd, of_x);
+        begin_segment<Order>(even, odd, of_x);
         if constexpr (Order::kHasSteps) memset(steps, 0, sizeof steps);
         end = segment_end(w, first, group + (first == (group + 1) * w.group_size));
       }
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) memcpy(results + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
+  for (int r = 0; r < kRows; ++r) {
+    memcpy(results + r * kPanel + v * kLanes, totals[r], sizeof totals[r]);
+  }
 }
 
 template <class Order, class Codes, int kRows = kFewRows>
@@ -208,7 +229,7 @@ void multiply_few_rows(const GroupedProduct& p, const Codes& codes, int64_t pane
       return multiply_few_rows<Order, Codes, kRows - 1>(p, codes, panel, num_vectors, results);
     }
   }
-  for (int v = 0; v < num_vectors; v += kTileVectors) {
+  for (int v = 0; v < num_vectors; v += kFewVectors<kRows>) {
     multiply_few<Order, Codes, kRows>(p, codes, panel, v, results);
   }
 }
@@ -228,6 +249,26 @@ static inline BitsVec load_numbers(const uint32_t* from) {
   return load_words(reinterpret_cast<const uint8_t*>(from));
 }
 
+// Adds the products of inputs 0, 2, ... to one set of sums, and those of inputs 1, 3, ... to another.
+template <class Order, int kRows, int kSets>
+[[gnu::always_inline]] inline void add_products(int64_t count, const typename Order::X* numbers,
+                                                const typename Order::X* x, int64_t stride,
+                                                Sums<Order, kRows, kTileVectors>* sets) {
+  for (int64_t i = 0; i < count; i += 2, numbers += 2 * kPanel, x += 2) {
+#pragma GCC unroll 2
+    for (int set = 0; set < kSets; ++set) {
+      const auto first = load_numbers(numbers + set * kPanel);
+      const auto second = load_numbers(numbers + set * kPanel + kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const auto value = x[r * stride + set];
+        sets[set][r][0] = Order::add(sets[set][r][0], first, value);
+        sets[set][r][1] = Order::add(sets[set][r][1], second, value);
+      }
+    }
+  }
+}
+
 // kRows rows by the vectors from `v` on; results have a row of kPanel for each.
 template <class Order, int kRows>
 void multiply_tile(const Span<Order>& span, bool has_minimum, int v, const typename Order::X* x,
@@ -235,30 +276,26 @@ void multiply_tile(const Span<Order>& span, bool has_minimum, int v, const typen
   const typename Order::X* numbers = span.numbers + v * kLanes;
   results += v * kLanes;
   for (int segment = 0; segment < span.num_segments; ++segment, ++of_x) {
-    Sums<Order, kRows> even, odd;
-    begin_segment<Order, kRows>(even, odd, of_x);
-    for (int64_t i = span.counts[segment]; i > 0; i -= 2, x += 2) {
+    Sums<Order, kRows, kTileVectors> sums[2];
+    begin_segment<Order>(sums[0], sums[1], of_x);
+    const int64_t count = span.counts[segment];
+    constexpr int kSets = kRows <= kRowsAtOnce ? 2 : 1;
 #pragma GCC unroll 2
-      for (int next = 0; next < 2; ++next, numbers += kPanel) {
-        const auto first = load_numbers(numbers), second = load_numbers(numbers + kLanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          const auto value = x[r * of_x.stride + next];
-          auto(&sums)[kTileVectors] = next == 0 ? even[r] : odd[r];
-          sums[0] = Order::add(sums[0], first, value);
-          sums[1] = Order::add(sums[1], second, value);
-        }
-      }
+    for (int set = 0; set < 2; set += kSets) {
+      add_products<Order, kRows, kSets>(count, numbers + set * kPanel, x + set, of_x.stride,
+                                        sums + set);
     }
+    numbers += count * kPanel;
+    x += count;
     // Between segments totals are in memory: registers are for sums.
-    Totals<kRows> totals;
+    Totals<kRows, kTileVectors> totals;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
       for (int k = 0; k < kTileVectors; ++k) totals[r][k] = load(results + r * kPanel + k * kLanes);
     }
     const GroupScale of[kTileVectors] = {span.scales[segment][v], span.scales[segment][v + 1]};
-    add_segment<Order, kRows>(even, odd, of, has_minimum, of_x, totals);
+    add_segment<Order>(sums[0], sums[1], of, has_minimum, of_x, totals);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -288,6 +325,9 @@ void multiply_many_rows(const GroupedProduct& p, const Codes& codes, int64_t pan
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   const int64_t groups_before = panel * num_groups(w);
   const bool has_minimum = has_minimums(w);
+  // Segments of 16 inputs are too short to be walked twice.
+  const bool are_short = w.group_size <= kHalfUnit;
+  const int tallest = are_short ? min_of(Order::kTileRows, kRowsAtOnce) : Order::kTileRows;
   SegmentOfX of_x(p);
   Span<Order> span;
   for (int64_t begin = 0; begin < w.num_inputs; begin += kSegment) {
@@ -309,14 +349,13 @@ void multiply_many_rows(const GroupedProduct& p, const Codes& codes, int64_t pan
       first = segment;
     }
     const typename Order::X* x = Order::rows(p) + begin / kInputs;
-    int64_t row = 0;
-    for (int64_t tiles = ceil_divide(p.num_rows, Order::kTileRows); tiles > 0; --tiles) {
-      const int64_t height = ceil_divide(p.num_rows - row, tiles);
-      for (int v = 0; v < num_vectors; v += kTileVectors) {
+    for (int v = 0; v < num_vectors; v += kTileVectors) {
+      for (int64_t row = 0, tiles = ceil_divide(p.num_rows, tallest); tiles > 0; --tiles) {
+        const int64_t height = ceil_divide(p.num_rows - row, tiles);
         multiply_rows<Order>(height, span, has_minimum, v, x + row * stride, of_x.from_row(row),
                              results + row * kPanel);
+        row += height;
       }
-      row += height;
     }
     of_x = of_x.after(span.num_segments);
   }
@@ -477,12 +516,18 @@ void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_p
   // On tiles few rows are multiplied by floats, to which books' numbers are not rounded.
   if (p.are_brief && !(VLLM_LITE_HAS_TILES ? has_books(*p.weight) : has_half_books(*p.weight))) {
     multiply_by_pairs(p, begin_panel, end_panel, results);
-    return;
+  } else {
+    avx512::grouped_product(p, begin_panel, end_panel);  // the same, compiled once
   }
-#endif
-  with_codes(*p.weight, [&](const auto& codes) {
+#else
+  const auto multiply = [&](const auto& codes) {
     multiply_panels<BySegments>(p, codes, begin_panel, end_panel, results);
-  });
+  };
+#if VLLM_LITE_MAKES_NUMBERS
+  if (with_made_codes(*p.weight, multiply)) return;
+#endif
+  with_codes(*p.weight, multiply);
+#endif
 }
 
 void grouped_lookup(const GroupedLookup& p, int64_t begin, int64_t end) {

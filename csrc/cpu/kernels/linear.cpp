@@ -361,8 +361,7 @@ void linear(const Linear& p, int64_t first_row, int64_t end_row, int64_t begin_p
     linear_on_tiles(p, first_row, end_row, begin_panel, end_panel);
 #else
 #if !VLLM_LITE_HAS_PAIR_PRODUCTS
-    // Fewer rows than some tiles wait for weights.
-    if (end_row - first_row > 2 * kTileRows) {
+    if (end_row - first_row > kTileRows) {
       return multiply_widened(p, first_row, end_row, begin_panel, end_panel);
     }
 #endif

@@ -11,6 +11,12 @@
 #include "cpu/kernels/quantized_row.h"
 #include "cpu/kernels/store_rows.h"
 
+#if defined(__AVX512BF16__)
+namespace vllm_lite::avx512_vnni {
+void quantized_product(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
+}
+#endif
+
 namespace vllm_lite::VLLM_LITE_ISA {
 namespace {
 
@@ -270,6 +276,9 @@ void quantize_rows(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
 }
 
 void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t end_panel) {
+#if defined(__AVX512BF16__) && !VLLM_LITE_HAS_TILES
+  avx512_vnni::quantized_product(p, begin_panel, end_panel);  // the same, compiled once
+#else
   for (int64_t i = 0; i < p.num_parts; ++i) {
     const QuantizedPart& part = p.parts[i];
     const int64_t num_panels = ceil_divide(part.num_outputs, kPanel);
@@ -284,6 +293,7 @@ void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t e
     begin_panel -= num_panels;
     end_panel -= num_panels;
   }
+#endif
 }
 
 void quantized_lookup(const QuantizedLookup& p, int64_t begin, int64_t end) {
