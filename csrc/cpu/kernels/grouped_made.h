@@ -2,8 +2,8 @@
 // only.
 //
 // A look-up among eight numbers there takes twice the time of a conversion from integers, one among
-// 64 thirty times. So numbers are made by arithmetic where a table has those of integers or of six-bit
-// floats, and looked up as bytes where all are halves of int8: the same numbers, times 1 / kFactor.
+// 64 thirty times. So integers are converted, and numbers that are all halves or eighths of int8 looked
+// up as bytes, four at once: the same numbers, times 1 / kFactor.
 #pragma once
 
 #include "cpu/kernels/grouped_codes.h"
@@ -20,6 +20,10 @@ static inline bool has_numbers(const GroupedWeight& w, NumberOf&& number_of) {
     if (w.table[i] != number_of(i)) return false;
   }
   return true;
+}
+
+static inline __m256i broadcast_bytes(const int8_t* from) {
+  return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
 // Four bits: the numbers 0 to 15.
@@ -72,8 +76,7 @@ struct HalfCodes {
     }
   };
   __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
-    const __m128i numbers = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
-    Reader made = {_mm256_broadcastsi128_si256(numbers), {}};
+    Reader made = {broadcast_bytes(table), {}};
     const uint8_t* first = unit + line_offset(v) + v * kLanes / kHalfPanel * kBits * kLine;
 #pragma GCC unroll 4
     for (int i = 0; i < kBits; ++i) made.words[i] = load_words(first + i * kLine);
@@ -109,24 +112,71 @@ struct CountedCodes {
   Reader reader(const uint8_t* unit, int v) const { return {{unit, v}, first}; }
 };
 
-// Six bits: a sign, an exponent and kMantissa bits, without infinities.
-template <int kMantissa>
-struct SmallFloatCodes {
-  static constexpr int kBits = 6, kShift = 23 - kMantissa;
-  static constexpr int kBias = kMantissa == 3 ? 1 : 3;
-  static constexpr float kFactor = 0.5f / (1 << kBias);
+// Six bits of a float with three of mantissa (e2m3): eighths of int8. Four codes are looked up at once:
+// the lower four bits of each are a number or, by the fifth, that of another; the sixth is the sign.
+struct EighthCodes {
+  static constexpr float kFactor = 0.125f;
+  static constexpr int kLow = 4, kHigh = 2;
+  alignas(16) static constexpr int8_t kUpper[16] = {16, 18, 20, 22, 24, 26, 28, 30,
+                                                    32, 36, 40, 44, 48, 52, 56, 60};
+  alignas(16) static constexpr int8_t kSigns[16] = {1, 1, -1, -1};
 
-  explicit SmallFloatCodes(const GroupedWeight&) {}
+  explicit EighthCodes(const GroupedWeight&) {}
   static bool has_all(const GroupedWeight& w) {
     return has_numbers(w, [](int i) {
-      const float number = magnitude(static_cast<uint32_t>(i & 31));
-      return kFactor * (i < 32 ? number : -number);
+      const float number = kFactor * static_cast<float>(i & 16 ? kUpper[i & 15] : i & 15);
+      return i < 32 ? number : -number;
     });
   }
 
   struct Reader {
-    CodeReader<kBits> codes;
-    // As a float32 a code with a one before its mantissa; without it, where the exponent is 0, the
+    BitsVec low[kLow], high[kHigh];  // words of the unit
+    __attribute__((always_inline)) Vec operator[](int i) const {
+      const int word = i / 8, second = i % 2, byte = word % 2;
+      const auto bytes = [](BitsVec v) { return bit_cast<__m256i>(v); };
+      // Codes 0, 2, 4 and 6 of eight, or those after them: each half of a word has two in one byte.
+      const BitsVec outputs = {0, 0x04040404, 0x08080808, 0x0c0c0c0c,
+                               0, 0x04040404, 0x08080808, 0x0c0c0c0c};
+      const BitsVec places = outputs + (byte * 0x01010101u + 0x02020000u);
+      BitsVec above = bit_cast<BitsVec>(_mm256_shuffle_epi8(bytes(high[word / 2]), bytes(places)));
+      above = above >> (2 * second) & 0x30033003u;
+      above = (above | above >> 4) & 0x03030303u;
+      const BitsVec below = low[word] >> (4 * second) & 0x0f0f0f0fu;
+      const __m256i upper = _mm256_shuffle_epi8(broadcast_bytes(kUpper), bytes(below));
+      const __m256i number = _mm256_blendv_epi8(bytes(below), upper, bytes(above << 7));
+      const __m256i signs = _mm256_shuffle_epi8(broadcast_bytes(kSigns), bytes(above));
+      const IntVec four = bit_cast<IntVec>(_mm256_sign_epi8(number, signs));
+      return to_floats(four << (24 - i % 8 / 2 * 8) >> 24);
+    }
+  };
+  __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
+    const CodeReader<6> from(unit, v);
+    Reader made;
+#pragma GCC unroll 4
+    for (int i = 0; i < kLow; ++i) made.low[i] = load_words(from.low + i * kLine);
+#pragma GCC unroll 2
+    for (int i = 0; i < kHigh; ++i) made.high[i] = load_words(from.high + i * kLine);
+    return made;
+  }
+};
+
+// So with two bits of mantissa (e3m2), by arithmetic.
+struct SmallFloatCodes {
+  static constexpr int kShift = 21;  // of a code's mantissa to that of a float32
+  static constexpr float kFactor = 1.0f / 16;
+
+  explicit SmallFloatCodes(const GroupedWeight&) {}
+  static bool has_all(const GroupedWeight& w) {
+    return has_numbers(w, [](int i) {
+      const float normal = bit_cast<float>(static_cast<uint32_t>(i & 31) << kShift | 0x40000000u);
+      const float number = kFactor * min_of(normal, 2.0f * normal - 4.0f);
+      return i < 32 ? number : -number;
+    });
+  }
+
+  struct Reader {
+    CodeReader<6> codes;
+    // As a float32 a code has a one before its mantissa; without it, where the exponent is 0, the
     // number is less: 4 * m rather than 2 * (1 + m).
     __attribute__((always_inline)) Vec operator[](int i) const {
       const BitsVec code = codes[i];
@@ -137,12 +187,6 @@ struct SmallFloatCodes {
     }
   };
   Reader reader(const uint8_t* unit, int v) const { return {{unit, v}}; }
-
- private:
-  static float magnitude(uint32_t code) {
-    const float normal = bit_cast<float>(code << kShift | 0x40000000u);
-    return min_of(normal, 2.0f * normal - 4.0f);
-  }
 };
 
 template <class Codes, class Function>
@@ -163,8 +207,8 @@ static inline bool with_made_codes(const GroupedWeight& w, Function&& function) 
     case 5: return with_codes_of<CountedCodes<5>>(w, function);
     case 6:
       return with_codes_of<CountedCodes<6>>(w, function) ||
-             with_codes_of<SmallFloatCodes<3>>(w, function) ||
-             with_codes_of<SmallFloatCodes<2>>(w, function);
+             with_codes_of<EighthCodes>(w, function) ||
+             with_codes_of<SmallFloatCodes>(w, function);
     default: return false;
   }
 }
