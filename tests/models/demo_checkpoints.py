@@ -13,6 +13,8 @@ from tests.models import integer_layouts as integers
 from tests.models import stored_codes as codes
 from tests.models.quantized_checkpoints import Quantise, Stored, awq, gptq, scaled
 from tests.models.test_aqlm import FORMS as AQLM
+from tests.models.test_fp_quant import FORMS as FP_QUANT
+from tests.models.test_fp_quant import written as fp_quant
 from tests.models.test_integer_checkpoints import BITBLAS, FORMATS, MARLIN, hqq, torchao
 from tests.models.test_quantized_checkpoints import AWQ, GPTQ, TERNARY
 from tests.models.test_stored_codes import (
@@ -211,6 +213,14 @@ CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
     "compressed-tensors NVFP4": ("fp4 in 16", *CASES["NVFP4"][:2]),
     "compressed-tensors NVFP4A16": ("", *CASES["NVFP4A16"][:2]),
     "modelopt NVFP4": ("fp4 in 16", *CASES["modelopt NVFP4"][:2]),
+    **{
+        name: (inputs, FP_QUANT[name], fp_quant(FP_QUANT[name]))
+        for name, inputs in (
+            ("fp_quant nvfp4", "fp4 in 16"),
+            ("fp_quant mxfp4", "fp4 in 32"),
+            ("fp_quant mxfp4 quest", ""),
+        )
+    },
     "modelopt W4A16_NVFP4": ("", *CASES["modelopt W4A16"][:2]),
     "modelopt W4A16_AWQ": (
         *("", _MODELOPT4 | {"quant_algo": "W4A16_AWQ"}),

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.models.demo_checkpoints import ALIKE, CHECKPOINTS
 from tests.models.test_aqlm import FORMS as AQLM
+from tests.models.test_fp_quant import FORMS as FP_QUANT
 from tests.models.test_in_flight import FORMS
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized import KINDS
@@ -241,6 +242,14 @@ ROWS = (
         "tests/models/test_aqlm.py::test_aqlm_computes_what_its_books_say",
     ),
     Row(
+        ("fp_quant",),
+        ("fp_quant",),
+        "NVFP4 and MXFP4 behind a Hadamard or other matrix, by which inputs are multiplied",
+        _FLOATS,
+        "weights that are plain or pseudo-quantised; inputs of `quest` stay unrounded",
+        "tests/models/test_fp_quant.py::test_weights_and_products_are_what_the_settings_say",
+    ),
+    Row(
         ("qqq",),
         ("qqq",),
         "W4A8 in Marlin tiles",
@@ -365,6 +374,7 @@ def cases(row: Row) -> list[str]:
     ]
     found += TERNARY if "bitnet" in row.methods else ()
     found += [kind.name for kind in KINDS if "gguf" in row.methods]
+    found += FP_QUANT if "fp_quant" in row.methods else ()
     found += AQLM if "aqlm" in row.methods else ()
     found += ("gpt-oss",) if "mxfp4" in row.methods else ()
     return list(dict.fromkeys(found))

@@ -483,7 +483,7 @@ def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
     [
         *(
             ({"quant_method": name}, f"quantised by {name}, which needs .*; use the unq")
-            for name in ("tpu_int8", "neuron_quant", "humming", "fp_quant", "deepspeedfp")
+            for name in ("tpu_int8", "neuron_quant", "humming", "deepspeedfp")
         ),
         *(
             ({"quant_method": name}, f"use --quantization {name} and --hf-overrides .*null")
@@ -494,7 +494,7 @@ def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
             "if its weights are plain, use .*, else name what packed them, as modelopt or",
         ),
         ({"quant_method": "moe_wna16"}, "has to be what packed it: awq or gptq"),
-        ({"quant_method": "fp_quant", "pseudoquantization": True}, "Hadamard transforms"),
+        ({"quant_method": "fp_quant", "pseudoquantization": True}, "pseudoquantization True"),
         (BITBLAS | {"bits": 8}, "with bits 8; this build reads 2 or 4"),
         (BITBLAS | {"desc_act": True}, "with desc_act True; this build reads False"),
         ({"quant_method": 7}, "by an unnamed method"),

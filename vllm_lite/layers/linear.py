@@ -7,6 +7,7 @@ and multiplies weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -83,6 +84,8 @@ class ParallelLinear(nn.Module):
         # Of the outputs; by default the activations' type.
         self._out_dtype: torch.dtype | None = None
         self._weights = method.create_weights(inputs.size, output_size)
+        # Of other parts than the first, by suffix: what all parts have to share.
+        self._of_parts: dict[tuple[str, str], Tensor] = {}
         self._bias = method.create_bias(output_size) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,11 +99,22 @@ class ParallelLinear(nn.Module):
         offset = 0
         for name, output in self._outputs.items():
             for suffix, tensor in stored.items():
+                if offset and tensor.output_dim is None:
+                    if (name, suffix) not in self._of_parts:
+                        self._of_parts[name, suffix] = tensor.data.clone()
+                    tensor = replace(tensor, data=self._of_parts[name, suffix])
                 slot = slot_of(tensor, output, inputs=self._inputs, offset=offset)
                 yield NamedSlot(name, suffix, slot)
             offset += output.size
 
     def process_weights_after_loading(self) -> None:
+        for (_, suffix), data in self._of_parts.items():
+            if not torch.equal(data, self._weights[suffix].data):
+                raise CheckpointError(
+                    f"parts of a fused layer have unlike {suffix}, but the same inputs; use the "
+                    "unquantised checkpoint or a GGUF file"
+                )
+        self._of_parts.clear()
         # The kernel alone keeps what it needs.
         weights, self._weights = self._weights, {}
         self.kernel = self._method.process_weights_after_loading(

@@ -47,7 +47,9 @@ class DummyTensor:
             tensor.fill_(1 if tensor.is_floating_point() else 0)
             return
         generator = torch.Generator(tensor.device)
-        generator.manual_seed(zlib.crc32(self.name.encode(), self.seed & 0xFFFFFFFF))
+        # Parts of a fused layer share what has no outputs.
+        name = self.name if slot.output_dim is not None else self.name.rpartition(".")[2]
+        generator.manual_seed(zlib.crc32(name.encode(), self.seed & 0xFFFFFFFF))
         if tensor.is_floating_point() or slot.unpacking is None:
             slot.write(_filled(tensor, generator))
         else:

@@ -47,6 +47,8 @@ _BESIDE_SCALES = (
     *("weight_shape", "input_scale", "input_global_scale", "output_scale"),
     *("weight_scale_2", "weight_zero_point", "input_zero_point"),
 )
+# Of a layer whose inputs a matrix turns: what training or kernels for GPUs use.
+_BESIDE_TRANSFORM = ("backward_hadamard_matrix", "act_global_scale")
 _DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 
 
@@ -78,6 +80,8 @@ def is_ignorable(name: str, targets: Collection[str]) -> bool:
     # Zero points that are all the middle: BitBLAS's files may have room for them.
     layer, _, suffix = name.rpartition(".")
     if suffix in ("zeros", "qzeros") and f"{layer}.qweight" in targets:
+        return True
+    if suffix in _BESIDE_TRANSFORM and f"{layer}.forward_hadamard_matrix" in targets:
         return True
     if suffix in _BESIDE_SCALES and f"{layer}.weight_scale" in targets:
         return True

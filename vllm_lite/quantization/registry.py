@@ -217,8 +217,8 @@ def get_linear_method(
 def get_experts_method(quantization: str | None, dtype: torch.dtype, form: Form) -> LinearMethod:
     """The same for a layer of experts, which have to be multiplied alike, whatever they hold."""
     if isinstance(form, StoredCodes):
-        # They have no seam for factors of inputs: such tensors have no place.
-        form = replace(form, input_factor="")
+        # They have no seam for what is done to inputs: such tensors have no place.
+        form = replace(form, input_factor="", input_transform="")
     size = group_size_of(form)
     is_padded = size is not None and size >= LEAST_GROUP and size % GROUP_MULTIPLE > 0
     if is_padded and quantization != "dequantize":

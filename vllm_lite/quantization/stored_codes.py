@@ -83,11 +83,16 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         out_dtype: torch.dtype | None = None,
     ) -> LinearKernel:
         kernel = self._kernel(weights, bias, out_dtype)
-        factors = _factors(self._form, weights)
-        if not self._keeps_codes or factors is None:
+        if not self._keeps_codes:
             return kernel
         stored = getattr(kernel, "stored", ())
-        return StoringKernel(lambda x: kernel((x * factors).to(x.dtype)), stored)
+        factors = _factors(self._form, weights)
+        if factors is not None:
+            return StoringKernel(lambda x: kernel((x * factors).to(x.dtype)), stored)
+        if self._form.input_transform:
+            matrix = weights[self._form.input_transform].placed().to(self._dtype)
+            return StoringKernel(_transformed(kernel, matrix), stored)
+        return kernel
 
     def _kernel(
         self,
@@ -109,6 +114,9 @@ class StoredCodesMethod(UnquantizedLinearMethod):
         if not self._keeps_codes:
             values, factors = expand(weight), _factors(form, weights)
             values = values if factors is None else values * factors
+            if form.input_transform:
+                matrix = weights[form.input_transform].placed()
+                values = (values.view(len(values), -1, len(matrix)) @ matrix.T).flatten(1)
             return plain_kernel(values.to(self._dtype), bias, out_dtype)
         is_exact = self._is_exact or is_fast_in_groups(self._dtype)
         rounding = rounding_of(form, weights, weight)
@@ -139,6 +147,13 @@ def _bounded(kernel: ScaledKernel, rounding: Rounding | None) -> LinearKernel:
     if not largest:
         return kernel
     return StoringKernel(lambda x: kernel(x.clamp(-largest, largest)), kernel.stored)
+
+
+def _transformed(kernel: LinearKernel, matrix: Tensor) -> LinearKernel:
+    """The kernel, of inputs of which each group [g] is multiplied by `matrix` [g, g]."""
+    transform = plain_kernel(matrix.T.contiguous(), None, None)
+    by_groups = (-1, len(matrix))
+    return lambda x: kernel(transform(x.reshape(by_groups)).view(x.shape))
 
 
 def _factors(form: StoredCodes, weights: Mapping[str, StoredTensor]) -> Tensor | None:
@@ -199,7 +214,7 @@ def activation_rounding(
     if form.number == "int":
         values = torch.arange(count, dtype=torch.float32, device=device)
     else:
-        values = values_of(form.number)[:count].to(device)
+        values = values_of(form.number)[:count].to(device) / form.divisor
     # Kernels have values for groups alone: a token is one.
     size = form.group_size or num_inputs
     return ActivationRounding(torch.float8_e4m3fn, size, input_scale, values, scales=form.scale)

@@ -126,6 +126,7 @@ AUTO_ROUND: Settings = {
 }
 HQQ: Settings = {"axis": 1, "group_size": 64, "nbits": 4, "view_as_float": False}
 OF_TENSORS = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+FP_QUANT: dict[str, Any] = {"quant_method": "fp_quant", "forward_dtype": "nvfp4"}
 OCP4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 GROUPS = {"_type": "PerGroup", "_data": {"group_size": 32}}
 AQLM: Settings = {
@@ -243,6 +244,21 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
     "modelopt, a cache of NVFP4": (
         modelopt("NVFP4", kv_cache_quant_algo="NVFP4"),
         "",
+    ),
+    "fp_quant": (FP_QUANT, ""),
+    "fp_quant MXFP4": (
+        FP_QUANT
+        | {"forward_dtype": "mxfp4", "forward_method": "quest", "hadamard_group_size": 128},
+        "",
+    ),
+    "fp_quant by spread": (FP_QUANT | {"forward_method": "quest"}, "forward_method 'quest'"),
+    "fp_quant in groups of 48": (
+        FP_QUANT | {"hadamard_group_size": 48},
+        "hadamard_group_size 48",
+    ),
+    "fp_quant for training": (
+        FP_QUANT | {"store_master_weights": True},
+        "store_master_weights True",
     ),
     "quark FP8": (quark(OF_TENSORS | {"symmetric": False}, OF_TENSORS | {"symmetric": None}), ""),
     "quark MXFP4": (quark(OCP4, OCP4 | {"is_dynamic": True, "symmetric": None}), ""),
@@ -366,6 +382,7 @@ LISTS: dict[str, Callable[[Any], Settings]] = {
     "hqq": lambda names: PUBLISHED["hqq"][0] | {"skip_modules": names},
     "bitsandbytes": lambda names: BITSANDBYTES | {"llm_int8_skip_modules": names},
     "torchao": lambda names: torchao("Int8WeightOnlyConfig") | {"modules_to_not_convert": names},
+    "fp_quant": lambda names: FP_QUANT | {"modules_to_not_convert": names},
     "bitnet": lambda names: {"quant_method": "bitnet", "modules_to_not_convert": names},
     "aqlm": lambda names: AQLM | {"linear_weights_not_to_quantize": names},
 }

@@ -19,6 +19,7 @@ from vllm_lite.config.quantized import (
     bitsandbytes,
     compressed_tensors,
     fp8,
+    fp_quant,
     gptq,
     hqq,
     modelopt,
@@ -38,6 +39,7 @@ READERS: Final[dict[str, Callable[[Settings], Scheme]]] = {
     "gptq": gptq.read,
     "fp8": fp8.read,
     "fbgemm_fp8": fp8.read_fbgemm,
+    "fp_quant": fp_quant.read,
     "mxfp8": fp8.read_mxfp8,
     "modelopt": modelopt.read,
     "quark": quark.read,
@@ -89,7 +91,6 @@ HARDWARE: Final = {
     "tpu_int8": "TPUs",
     "neuron_quant": "AWS Inferentia or Trainium",
     "humming": "its own kernels for NVIDIA GPUs",
-    "fp_quant": "Hadamard transforms of groups of its layers' inputs, which this build lacks",
     "deepspeedfp": "DeepSpeed's kernels for NVIDIA GPUs",
 }
 

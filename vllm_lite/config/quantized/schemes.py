@@ -66,6 +66,8 @@ class Rounding:
     is_symmetric: bool = True
     # Magnitudes beyond it are cut off; 0: none are.
     largest: float = 0.0
+    # Numbers are divided by it.
+    divisor: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,8 @@ class StoredCodes:
     block: tuple[int | None, int | None] = (None, None)
     scale_number: Literal["float32", "float8_e4m3fn", "e8m0"] = "float32"
     # Rows of outputs; "flat" has no dimension of inputs, "spread" has two of one number, "tiles"
-    # has them as GPUs read them.
-    scale_shape: Literal["matrix", "flat", "spread", "tiles"] = "matrix"
+    # has them as GPUs read them, "bytes" as integers.
+    scale_shape: Literal["matrix", "flat", "spread", "tiles", "bytes"] = "matrix"
     # One number by which scales are multiplied or, where it `divides`, divided.
     super_scale: str = ""
     divides: bool = False
@@ -101,6 +103,9 @@ class StoredCodes:
     input_zero_point: str = ""
     # A number for each input, by which it is multiplied first; layers may lack it.
     input_factor: str = ""
+    # A matrix by which each `transform_size` inputs are multiplied first.
+    input_transform: str = ""
+    transform_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

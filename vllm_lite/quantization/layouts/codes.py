@@ -55,6 +55,8 @@ class CodesLayout:
             unpacking = None
             if form.scale_shape == "tiles":
                 unpacking = _swizzled(scales.dtype)
+            elif form.scale_shape == "bytes":
+                unpacking = _as_bytes(scales.dtype)
             elif form.scale_shape != "matrix":
                 unpacking = _reshaped(scales.dtype, form.scale_shape)
             weights[form.scale] = _stored(scales, form.block, unpacking)
@@ -74,6 +76,12 @@ class CodesLayout:
             factors = torch.ones(input_size, dtype=torch.float32, device="cpu")
             stored = StoredTensor.on_host(factors, None, 0)
             weights[form.input_factor] = replace(stored, is_optional=True)
+        if form.input_transform:
+            size = form.transform_size
+            if input_size % size:
+                raise CheckpointError(f"{input_size} inputs of a layer are no groups of {size}")
+            matrix = torch.empty(size, size, dtype=torch.float32, device="cpu")
+            weights[form.input_transform] = StoredTensor.on_host(matrix, None, None)
         return weights
 
     def read(self, weights: Mapping[str, Tensor]) -> GroupedWeight:
@@ -255,6 +263,11 @@ def _reshaped(dtype: torch.dtype, kind: str) -> Unpacking:
 
     stored = None if dtype is torch.float32 else dtype
     return Unpacking(stored, shape, lambda values, full: values.reshape(tuple(full)))
+
+
+def _as_bytes(dtype: torch.dtype) -> Unpacking:
+    """Scales whose bits are stored as integers."""
+    return Unpacking(torch.uint8, tuple, lambda stored, _: stored.view(dtype))
 
 
 def _swizzled(dtype: torch.dtype) -> Unpacking:
