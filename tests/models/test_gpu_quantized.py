@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as GGML
 
 pytest.importorskip("triton")
 
-from tests.models import test_aqlm
+from tests.models import test_aqlm, test_fp_quant
 from tests.models import test_quantized_checkpoints as checkpoints
 from tests.models.checkpoints import make_model, save
 from tests.models.gpu_ops import reference_ops, selected, triton_ops
@@ -85,6 +85,15 @@ def test_weights_are_rounded_as_they_are_loaded(name: str, family: str, tmp_path
     with selected(reference_ops()):
         rounded = PagedRunner(load(path, quantization=name)).step({"a": IDS})["a"]
     assert float((rounded - plain).norm() / plain.norm()) < limit
+
+
+def test_inputs_may_be_turned_first(tmp_path: Path) -> None:
+    form = test_fp_quant.FORMS["fp_quant nvfp4"]
+    packed, plain = write_pair(tmp_path, form, test_fp_quant.written(form), **ODD)
+    model, logits = check_equal(packed)
+    assert len(model.model.layers[0].mlp.down_proj.kernel.stored) == 1
+    want = continued(load(plain))[1]
+    assert float((logits - want).norm() / want.norm()) < 1.0  # of rounded inputs
 
 
 def test_gguf_s_rows_stay_as_small_as_in_the_file(tmp_path: Path) -> None:
