@@ -27,6 +27,8 @@ from tests.models.runner import PagedRunner, load
 from tests.models.test_aqlm import FORMS as AQLM
 from tests.models.test_aqlm import written
 from tests.models.test_experts import write_float4_experts
+from tests.models.test_fp_quant import FORMS as FP_QUANT
+from tests.models.test_fp_quant import written as fp_quant
 from tests.models.test_integer_checkpoints import FORMATS
 from tests.models.test_quantized_checkpoints import CODES, SIZES, SQUARE, TERNARY, logits
 from tests.models.test_quantized_experts import SIZES as MIXTURE
@@ -41,8 +43,9 @@ ALL = FORMATS | {name: (*CODES[name], SQUARE if "blocks" in name else SIZES) for
 ALL |= {name: (*CASES[name][:2], SQUARE if "blocks" in name else SIZES) for name in CASES}
 ALL |= {f"bitnet {name}": (*TERNARY[name], SIZES) for name in TERNARY}
 ALL |= {f"aqlm {name}": (AQLM[name], written(AQLM[name]["num_codebooks"]), SIZES) for name in AQLM}
+ALL |= {name: (FP_QUANT[name], fp_quant(FP_QUANT[name]), SQUARE) for name in FP_QUANT}
 BITS = ("bits", "w_bit", "wbits", "nbits", "num_bits")
-GROUP_SIZES = ("group_size", "q_group_size", "groupsize")
+GROUP_SIZES = ("group_size", "q_group_size", "groupsize", "hadamard_group_size")
 BLOCK_SIZES = ("weight_block_size", "block_structure")
 # Formats of experts.
 EXPERTS = ("awq", "gptq", "fp8 blocks", "2:4 float", "W4A16", "NVFP4", "MXFP4")

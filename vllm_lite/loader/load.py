@@ -47,7 +47,13 @@ from vllm_lite.loader.gguf.file import gguf_rules, open_gguf
 from vllm_lite.loader.sharded_state import shard_tensors, write_shards
 from vllm_lite.loader.stored import StoredTensor
 from vllm_lite.loader.tensors import CheckpointTensor, listed, place_of, refusals_name
-from vllm_lite.loader.weight_map import Target, is_ignorable, parts_of_layer, weight_targets
+from vllm_lite.loader.weight_map import (
+    Target,
+    is_ignorable,
+    lacking,
+    parts_of_layer,
+    weight_targets,
+)
 from vllm_lite.loader.weight_rules import WHOLE, Part, WeightRules
 from vllm_lite.models.decoder import DecoderForCausalLM
 from vllm_lite.models.heads import head_of_tokens, head_rules, with_dense
@@ -299,15 +305,12 @@ def _match(
     fills: dict[str, _Fill] = {}
     held, unexpected = list(tensors), []
     for tensor in held:
-        parts = rules.parts_of(tensor.name)
-        for name, part in parts:
+        for name, part in rules.parts_of(tensor.name):
             if name in targets:
                 fills[name] = _Fill(tensor, targets[name], part)
             elif not (pools and name.startswith("lm_head.")) and not is_ignorable(name, targets):
                 unexpected.append(tensor)
-    lacking = [name for name, target in targets.items() if not target.slot.is_optional]
-    missing = [name for name in lacking if name not in fills]
-    if missing:
+    if missing := lacking(targets, fills):
         suffixes = {tensor.name.rpartition(".")[2] for tensor in held}
         missing = [rules.stored_name(name, suffixes) for name in missing]
         layers = {name.rpartition(".")[0] for name in missing}

@@ -6,7 +6,7 @@ layer are named one by one. weight_rules translates other checkpoints' names.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -68,6 +68,24 @@ def weight_targets(model: nn.Module) -> dict[str, Target]:
             for shard, suffix, slot in module.weight_slots():
                 targets[f"{_layer_name(path, shard)}.{suffix}"] = Target(module, slot)
     return targets
+
+
+def lacking(targets: Mapping[str, Target], filled: Collection[str]) -> list[str]:
+    """Targets that are not filled and have to be.
+
+    What a layer may lack, and has for all outputs alike, no part of it lacks if others have it.
+    """
+    shared = {
+        (targets[name].layer, name.rpartition(".")[2])
+        for name in filled
+        if targets[name].slot.output_dim is None
+    }
+    return [
+        name
+        for name, target in targets.items()
+        if name not in filled
+        and (not target.slot.is_optional or (target.layer, name.rpartition(".")[2]) in shared)
+    ]
 
 
 def is_ignorable(name: str, targets: Collection[str]) -> bool:
