@@ -22,6 +22,13 @@ static inline bool has_numbers(const GroupedWeight& w, NumberOf&& number_of) {
   return true;
 }
 
+// The words of a unit's plane.
+template <int kWords>
+[[gnu::always_inline]] static inline void load_unit(const uint8_t* plane, BitsVec (&words)[kWords]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kWords; ++i) words[i] = load_words(plane + i * kLine);
+}
+
 static inline __m256i broadcast_bytes(const int8_t* from) {
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(from)));
 }
@@ -44,9 +51,7 @@ struct NibbleCodes {
   };
   __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
     Reader made;
-    const uint8_t* first = unit + line_offset(v) + v * kLanes / kHalfPanel * kBits * kLine;
-#pragma GCC unroll 4
-    for (int i = 0; i < kBits; ++i) made.words[i] = load_words(first + i * kLine);
+    load_unit(CodeReader<kBits>(unit, v).low, made.words);
     return made;
   }
 };
@@ -62,7 +67,7 @@ struct HalfCodes {
     for (int i = 0; i < 16; ++i) table[i] = twice(w.table[i & ((1 << kBits) - 1)]);
   }
   static bool has_all(const GroupedWeight& w) {
-    return has_numbers(w, [&, i = 0](int) mutable { return 0.5f * twice(w.table[i++]); });
+    return has_numbers(w, [&](int i) { return 0.5f * twice(w.table[i]); });
   }
 
   struct Reader {
@@ -77,9 +82,7 @@ struct HalfCodes {
   };
   __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
     Reader made = {broadcast_bytes(table), {}};
-    const uint8_t* first = unit + line_offset(v) + v * kLanes / kHalfPanel * kBits * kLine;
-#pragma GCC unroll 4
-    for (int i = 0; i < kBits; ++i) made.words[i] = load_words(first + i * kLine);
+    load_unit(CodeReader<kBits>(unit, v).low, made.words);
     return made;
   }
 
@@ -152,10 +155,8 @@ struct EighthCodes {
   __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
     const CodeReader<6> from(unit, v);
     Reader made;
-#pragma GCC unroll 4
-    for (int i = 0; i < kLow; ++i) made.low[i] = load_words(from.low + i * kLine);
-#pragma GCC unroll 2
-    for (int i = 0; i < kHigh; ++i) made.high[i] = load_words(from.high + i * kLine);
+    load_unit(from.low, made.low);
+    load_unit(from.high, made.high);
     return made;
   }
 };
