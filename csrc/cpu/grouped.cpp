@@ -47,10 +47,8 @@ GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, co
   void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
   const RowRounding& by = p.rounding;
   const bool are_codes = has_codes(by, *p.weight);
-  const bool are_powers =
-      by.scales == RowScales::kPowerBelow || by.scales == RowScales::kPowerAbove;
   const bool are_brief =
-      are_codes || (p.dtype == DType::kBFloat16 && (by.group_size == 0 || are_powers));
+      are_codes || (p.dtype == DType::kBFloat16 && (by.group_size == 0 || are_powers(by.scales)));
   return {x,           are_brief, are_codes ? by : RowRounding{}, count, p.weight, p.bias,
           p.out_dtype, out,       p.out_stride};
 }

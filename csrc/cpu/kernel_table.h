@@ -617,9 +617,13 @@ static inline int64_t wide_row_floats(const GroupedWeight& w) {
 }
 
 // The scale of a group: its largest magnitude over the largest number that there is a code of; the
-// power of two of their exponents' difference, or the next above the quotient; or the quotient as an
-// 8-bit float. In the order of kernels/cpu/grouped.py.
-enum class RowScales : int { kQuotient, kPowerBelow, kPowerAbove, kFloat8 };
+// power of two of their exponents' difference, or the next above the quotient; the quotient as an
+// 8-bit float; or the power below what the group's spread asks for. In the order of
+// kernels/cpu/grouped.py.
+enum class RowScales : int { kQuotient, kPowerBelow, kPowerAbove, kFloat8, kPowerOfSpread };
+static inline bool are_powers(RowScales scales) {
+  return scales != RowScales::kQuotient && scales != RowScales::kFloat8;
+}
 
 // Rows become codes of a type times a scale: that given, or each group's. Where no group ends within
 // a segment, they are codes, of which each segment has a scale; else the products of both, which are
@@ -640,7 +644,8 @@ struct RowRounding {
 static inline bool has_codes(const RowRounding& by, const GroupedWeight& w) {
   const bool is_whole = by.group_size % kSegment == 0 || by.group_size == w.group_size;
   const bool has_segments = is_whole && w.permutation == nullptr;
-  return by.group_size > 0 && by.scales != RowScales::kPowerBelow &&
+  const bool are_short = by.scales == RowScales::kPowerBelow || by.scales == RowScales::kPowerOfSpread;
+  return by.group_size > 0 && !are_short &&
          (has_segments || by.group_size >= by.row_size);
 }
 

@@ -200,6 +200,7 @@ FP4, TENTH = values_of("e2m1"), torch.tensor([0.1])
 ROUNDINGS = {
     "mxfp4": ActivationRounding(FP8, 32, values=FP4, scales="e8m0"),
     "mxfp4 by powers above": ActivationRounding(FP8, 32, values=FP4, scales="ue8m0"),
+    "mxfp4 by spread": ActivationRounding(FP8, 32, values=FP4, scales="spread"),
     "mxfp6": ActivationRounding(FP8, 32, values=values_of("e3m2"), scales="e8m0"),
     "mxfp6 of short range": ActivationRounding(FP8, 32, values=values_of("e2m3"), scales="e8m0"),
     "mxfp8": ActivationRounding(FP8, 32, scales="e8m0"),

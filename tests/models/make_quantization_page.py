@@ -246,7 +246,7 @@ ROWS = (
         ("fp_quant",),
         "NVFP4 and MXFP4 behind a Hadamard or other matrix, by which inputs are multiplied",
         _FLOATS,
-        "weights that are plain or pseudo-quantised; inputs of `quest` stay unrounded",
+        "weights that are plain or pseudo-quantised",
         "tests/models/test_fp_quant.py::test_weights_and_products_are_what_the_settings_say",
     ),
     Row(

@@ -36,6 +36,13 @@ constexpr int kHalfUnit = kUnit / 2;
 // each.
 template <int kRows>
 constexpr int kFewVectors = kRows == 1 && kLanes == 8 ? kPanelVectors : kTileVectors;
+// How many of all a panel's are made at once: look-ups of bytes take more registers.
+template <class Codes>
+constexpr int kVectorsAtOnce = kTileVectors;
+#if VLLM_LITE_MAKES_NUMBERS
+template <int kBits, int kBytes>
+constexpr int kVectorsAtOnce<BytesOfCodes<kBits, kBytes>> = 1;
+#endif
 
 // The usual order of sums: even inputs of a segment, odd ones, both together.
 struct BySegments {
@@ -174,12 +181,13 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       if (half == 1 && first >= w.num_inputs) break;
-      // Two vectors at a time, whose numbers and sums fit the registers.
-#pragma GCC unroll 2
-      for (int k = 0; k < kVectors; k += kTileVectors) {
+      // A vector or two at a time, whose numbers and sums fit the registers.
+      constexpr int kAtOnce = kVectors > kTileVectors ? kVectorsAtOnce<Codes> : kTileVectors;
+#pragma GCC unroll 4
+      for (int k = 0; k < kVectors; k += kAtOnce) {
         const auto first_reader = codes.reader(unit, v + k);
-        const auto second_reader = codes.reader(unit, v + k + 1);
-        // The next two load x again: kept, it would go through memory.
+        const auto second_reader = codes.reader(unit, v + k + kAtOnce - 1);
+        // The next ones load x again: kept, it would go through memory.
         if constexpr (kVectors > kTileVectors) asm("" : "+r"(x));
 #pragma GCC unroll 16
         for (int i = 0; i < kCount; ++i) {
@@ -190,7 +198,7 @@ void multiply_few(const GroupedProduct& p, const Codes& codes, int64_t panel, in
             const auto value = x[r * stride + i];
             auto* const sums = i / Order::kDistance % 2 == 0 ? even[r] : odd[r];
             sums[k] = Order::add(sums[k], first_numbers, value);
-            sums[k + 1] = Order::add(sums[k + 1], second_numbers, value);
+            if constexpr (kAtOnce > 1) sums[k + 1] = Order::add(sums[k + 1], second_numbers, value);
           }
         }
       }

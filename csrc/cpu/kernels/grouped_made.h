@@ -2,8 +2,8 @@
 // only.
 //
 // A look-up among eight numbers there takes twice the time of a conversion from integers, one among
-// 64 thirty times. So integers are converted, and numbers that are all halves or eighths of int8 looked
-// up as bytes, four at once: the same numbers, times 1 / kFactor.
+// 64 thirty times. So integers are converted, the bytes of other numbers of up to four bits looked up
+// for four codes at once, and those of six bits looked up as eighths of int8, or computed.
 #pragma once
 
 #include "cpu/kernels/grouped_codes.h"
@@ -44,51 +44,83 @@ struct NibbleCodes {
   }
 
   struct Reader {
-    BitsVec words[kBits];  // of the unit
+    CodeReader<kBits> codes;
     __attribute__((always_inline)) Vec operator[](int i) const {
-      return to_floats(bit_cast<IntVec>(words[i / kOfWord] >> (i % kOfWord * kBits) & 15));
+      const BitsVec word = load_words(codes.low + i / kOfWord * kLine);
+      return to_floats(bit_cast<IntVec>(word >> (i % kOfWord * kBits) & 15));
     }
   };
-  __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
-    Reader made;
-    load_unit(CodeReader<kBits>(unit, v).low, made.words);
-    return made;
-  }
+  Reader reader(const uint8_t* unit, int v) const { return {{unit, v}}; }
 };
 
-// Two or four bits, halves of int8: four codes of as many bytes are looked up at once.
-template <int kBits>
-struct HalfCodes {
-  static constexpr float kFactor = 0.5f;
+// Two or four bits, any numbers: each of their bytes is looked up for four codes at once. Those of
+// bfloat16 have two bytes.
+template <int kBits, int kBytes>
+struct BytesOfCodes {
+  static constexpr float kFactor = 1.0f;
   static constexpr int kOfByte = 8 / kBits, kOfWord = 4 * kOfByte;
-  alignas(16) int8_t table[16];
+  static constexpr bool kAreBrief = kBytes == 2;
+  alignas(16) int8_t bytes[kBytes][16];
 
-  explicit HalfCodes(const GroupedWeight& w) {
-    for (int i = 0; i < 16; ++i) table[i] = twice(w.table[i & ((1 << kBits) - 1)]);
+  explicit BytesOfCodes(const GroupedWeight& w) {
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t number = bit_cast<uint32_t>(w.table[i & ((1 << kBits) - 1)]);
+      for (int b = 0; b < kBytes; ++b) {
+        bytes[b][i] = static_cast<int8_t>(number >> (32 - 8 * (kBytes - b)));
+      }
+    }
   }
   static bool has_all(const GroupedWeight& w) {
-    return has_numbers(w, [&](int i) { return 0.5f * twice(w.table[i]); });
+    for (int i = 0; kAreBrief && i < 1 << kBits; ++i) {
+      if (bit_cast<uint32_t>(w.table[i]) & 0xffff) return false;
+    }
+    return true;
   }
 
   struct Reader {
-    __m256i table;
-    BitsVec words[kBits];  // of the unit
+    const uint8_t* words;  // of the unit
+    __m256i tables[kBytes];
     __attribute__((always_inline)) Vec operator[](int i) const {
       constexpr uint32_t kMask = ((1u << kBits) - 1) * 0x01010101u;
-      const BitsVec codes = words[i / kOfWord] >> (i % kOfByte * kBits) & kMask;
-      const IntVec four = bit_cast<IntVec>(_mm256_shuffle_epi8(table, bit_cast<__m256i>(codes)));
-      return to_floats(four << (24 - i % kOfWord / kOfByte * 8) >> 24);
+      const __m256i stored = bit_cast<__m256i>(load_words(words + i / kOfWord * kLine));
+      const BitsVec word = bit_cast<BitsVec>(_mm256_shuffle_epi8(stored, places()));
+      const __m256i codes = bit_cast<__m256i>(word >> (i % kOfByte * kBits) & kMask);
+      const int byte = i % kOfWord / kOfByte;
+      const __m256i upper = two_bytes(kBytes - 2, codes, byte < 2);
+      if constexpr (kAreBrief) {
+        const BitsVec two = bit_cast<BitsVec>(upper);
+        return bit_cast<Vec>(byte % 2 == 0 ? two << 16 : two & 0xffff0000u);
+      } else {
+        const __m256i lower = two_bytes(0, codes, byte < 2);
+        return bit_cast<Vec>(byte % 2 == 0 ? _mm256_unpacklo_epi16(lower, upper)
+                                           : _mm256_unpackhi_epi16(lower, upper));
+      }
+    }
+
+   private:
+    // Of the four outputs of each half, so that words follow: their first bytes, their second ones and
+    // so on, or pairs of their first two, then of their others.
+    static __m256i places() {
+      if constexpr (kAreBrief) {
+        return _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+                                0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+      } else {
+        return _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
+                                0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      }
+    }
+    // Two bytes side by side of each number of half of the codes.
+    __attribute__((always_inline)) __m256i two_bytes(int at, __m256i codes, bool is_first) const {
+      const __m256i low = _mm256_shuffle_epi8(tables[at], codes);
+      const __m256i up = _mm256_shuffle_epi8(tables[at + 1], codes);
+      return is_first ? _mm256_unpacklo_epi8(low, up) : _mm256_unpackhi_epi8(low, up);
     }
   };
   __attribute__((always_inline)) Reader reader(const uint8_t* unit, int v) const {
-    Reader made = {broadcast_bytes(table), {}};
-    load_unit(CodeReader<kBits>(unit, v).low, made.words);
+    Reader made = {CodeReader<kBits>(unit, v).low, {}};
+#pragma GCC unroll 4
+    for (int b = 0; b < kBytes; ++b) made.tables[b] = broadcast_bytes(bytes[b]);
     return made;
-  }
-
- private:
-  static int8_t twice(float number) {
-    return static_cast<int8_t>(max_of(-128.0f, min_of(2.0f * number, 127.0f)));
   }
 };
 
@@ -202,9 +234,11 @@ template <class Function>
 static inline bool with_made_codes(const GroupedWeight& w, Function&& function) {
   if (w.code_kind != CodeKind::kTable) return false;
   switch (w.bits) {
-    case 2: return with_codes_of<HalfCodes<2>>(w, function);
+    case 2: return with_codes_of<BytesOfCodes<2, 2>>(w, function);
     case 4:
-      return with_codes_of<NibbleCodes>(w, function) || with_codes_of<HalfCodes<4>>(w, function);
+      return with_codes_of<NibbleCodes>(w, function) ||
+             with_codes_of<BytesOfCodes<4, 2>>(w, function) ||
+             with_codes_of<BytesOfCodes<4, 4>>(w, function);
     case 5: return with_codes_of<CountedCodes<5>>(w, function);
     case 6:
       return with_codes_of<CountedCodes<6>>(w, function) ||

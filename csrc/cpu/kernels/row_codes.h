@@ -51,6 +51,21 @@ static inline float largest_magnitude(const T* x, int64_t size) {
   return bit_cast<float>(bits);
 }
 
+// What the scale of numbers up to 6 is for a group of this spread, with zeros up to `count`: of a normal
+// distribution, that of the least squared error (QuEST, Panferov et al., 2025).
+template <class T>
+static inline float scale_by_spread(const T* x, int64_t size, float count) {
+  Vec sum = {}, squares = {};
+  for_each_vector(size, [&](int64_t i, int64_t lanes) {
+    const Vec v = load_upto(x + i, lanes);
+    sum += v;
+    squares = multiply_add(v, v, squares);
+  });
+  const float mean = reduce_add(sum) / count;
+  const float variance = reduce_add(squares) / count - mean * mean;
+  return 2.92247856f / 6.0f * (variance < 0.0f ? 0.0f : sqrtf(variance)) + 1e-8f;
+}
+
 // The least power of two, of those that are normal numbers, that is not below a number.
 static inline float power_above(float number) {
   return bit_cast<float>((bit_cast<int32_t>(number) + 0x7fffff) & 0x7f800000);
@@ -88,6 +103,8 @@ struct CodeScale {
       scale = decode(encode(broadcast(scale / whole), type), type)[0] * whole;
     } else if (by.scales == RowScales::kPowerBelow) {
       scale = power_below(largest, limit);
+    } else if (by.scales == RowScales::kPowerOfSpread) {
+      scale = power_below(largest, 1.0f);
     }
     const bool has_floor = by.values == nullptr && !is_float && by.scales != RowScales::kPowerBelow;
     is_usable = (has_floor ? largest > kSmallest : scale > 0.0f) && scale < INFINITY;
@@ -209,7 +226,10 @@ static inline void code_row(const RowRounding& by, const GroupedWeight& w, const
   }
   with_rounding(by, [&](auto rounded, float limit) {
     for_each_group([&](const T* from, int64_t size, float* to) {
-      const CodeScale scale(by, limit, [&] { return largest_magnitude(from, size); });
+      const CodeScale scale(by, limit, [&] {
+        if (by.scales != RowScales::kPowerOfSpread) return largest_magnitude(from, size);
+        return scale_by_spread(from, size, static_cast<float>(by.group_size));
+      });
       code_group(from, size, scale, limit, rounded, are_codes ? 1.0f : scale.scale, to);
       return scale.scale;
     });

@@ -20,6 +20,7 @@ _MXFP4 = StoredCodes(
 )
 # Groups' largest values become 3 to 6.
 _POWERS = Rounding("float4_e2m1", 4, "group", 32, scale="ue8m0", divisor=3)
+_SPREAD = replace(_POWERS, scale="spread", divisor=1)
 _STATIC = Rounding("float4_e2m1", 4, "group", 16, is_static=True, scale="float8_e4m3fn")
 _NVFP4 = replace(
     _MXFP4,
@@ -32,10 +33,7 @@ _NVFP4 = replace(
 
 
 def read(settings: Settings) -> Scheme:
-    """The scheme of a checkpoint with these settings; raises CheckpointError.
-
-    Inputs of `quest`, which scales groups by their spread, stay as they are.
-    """
+    """The scheme of a checkpoint with these settings; raises CheckpointError."""
     settings.choice("pseudoquantization", (False,), False)
     settings.choice("store_master_weights", (False,), False)
     number = settings.choice("forward_dtype", ("nvfp4", "mxfp4"), "nvfp4")
@@ -44,7 +42,7 @@ def read(settings: Settings) -> Scheme:
     sizes = (16, 32, 64, 128) if number == "nvfp4" else (32, 64, 128)
     size: int = settings.choice("hadamard_group_size", (None, *sizes)) or sizes[0]
     form = _NVFP4 if number == "nvfp4" else _MXFP4
-    if method == "abs_max" and number == "mxfp4":
-        form = replace(form, rounding=_POWERS)
+    if number == "mxfp4":
+        form = replace(form, rounding=_POWERS if method == "abs_max" else _SPREAD)
     form = replace(form, transform_size=size)
     return Scheme(form, patterns=settings.left_plain("modules_to_not_convert"))

@@ -54,7 +54,8 @@ class Rounding:
     The scale is the largest value's, or, with `is_static`, the checkpoint's for the whole tensor,
     as is the zero point then unless it `is_symmetric`.
     Groups of floats of four bits have scales that are 8-bit floats themselves, or powers of two;
-    DeepSeek's powers, ue8m0, are those that leave no value out of range.
+    DeepSeek's powers, ue8m0, are those that leave no value out of range; QuEST's are those below
+    what their spread asks for.
     """
 
     number: Number
@@ -62,7 +63,7 @@ class Rounding:
     scope: Literal["tensor", "token", "group"]
     group_size: int = 0
     is_static: bool = False
-    scale: Literal["float32", "float8_e4m3fn", "e8m0", "ue8m0"] = "float32"
+    scale: Literal["float32", "float8_e4m3fn", "e8m0", "ue8m0", "spread"] = "float32"
     is_symmetric: bool = True
     # Magnitudes beyond it are cut off; 0: none are.
     largest: float = 0.0

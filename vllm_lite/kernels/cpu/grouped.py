@@ -40,7 +40,7 @@ _SCALES = (
     torch.float8_e8m0fnu,
 )
 # In the order of RowScales in csrc/cpu/kernel_table.h.
-_ROW_SCALES = ("float32", "e8m0", "ue8m0", "float8_e4m3fn")
+_ROW_SCALES = ("float32", "e8m0", "ue8m0", "float8_e4m3fn", "spread")
 # DType of csrc/cpu/kernel_table.h.
 _NUMBERS = {torch.float8_e4m3fn: 2, torch.float8_e5m2: 3, torch.int8: 4}
 

@@ -32,8 +32,9 @@ class ActivationRounding:
     scale: Tensor | None = None  # [1] float32; or [T, 1], each row's
     # The values >= 0 of a smaller float, in order, in place of those of `number`.
     values: Tensor | None = None
-    # Of groups: powers of two, down (e8m0) or up (ue8m0); or 8-bit floats times `scale`.
-    scales: Literal["float32", "e8m0", "ue8m0", "float8_e4m3fn"] = "float32"
+    # Of groups: powers of two, down (e8m0) or up (ue8m0), or by the spread of values up to 6; or
+    # 8-bit floats times `scale`.
+    scales: Literal["float32", "e8m0", "ue8m0", "float8_e4m3fn", "spread"] = "float32"
     # Rows or groups of int8 begin at their least value, rather than lie around zero; or `zero` [1]
     # float32 is the code of zero, with `scale` and as many.
     is_shifted: bool = False
@@ -112,6 +113,13 @@ def power_of_two(highest: Tensor, largest: Tensor) -> Tensor:
     return torch.where(highest > 0, torch.exp2(exponent.clamp(-127, 127)), 1.0)
 
 
+def scale_by_spread(groups: Tensor) -> Tensor:
+    """What the scale of values up to 6 is: of a normal distribution, that of the least squared
+    error (QuEST, Panferov et al., 2025)."""
+    variance = groups.square().mean(-1, keepdim=True) - groups.mean(-1, keepdim=True).square()
+    return 2.92247856 / 6 * variance.clamp(min=0).sqrt() + 1e-8
+
+
 def _round_groups(groups: Tensor, rounding: ActivationRounding) -> Tensor:
     """Groups [T, G, S] with scales of one byte."""
     values = rounding.values
@@ -125,6 +133,8 @@ def _round_groups(groups: Tensor, rounding: ActivationRounding) -> Tensor:
         scales = scales * whole
     elif rounding.scales == "e8m0":
         scales = power_of_two(highest, largest)
+    elif rounding.scales == "spread":
+        scales = power_of_two(scale_by_spread(groups), torch.ones(()))
     else:
         scales = highest / largest
         scales = power_above(scales) if rounding.scales == "ue8m0" else scales
