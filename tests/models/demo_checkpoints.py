@@ -218,7 +218,7 @@ CHECKPOINTS: dict[str, tuple[str, Settings, Quantise]] = {
         for name, inputs in (
             ("fp_quant nvfp4", "fp4 in 16"),
             ("fp_quant mxfp4", "fp4 in 32"),
-            ("fp_quant mxfp4 quest", ""),
+            ("fp_quant mxfp4 quest", "fp4 in 32"),
         )
     },
     "modelopt W4A16_NVFP4": ("", *CASES["modelopt W4A16"][:2]),
@@ -274,6 +274,10 @@ ALIKE: dict[str, tuple[str, Settings, Quantise]] = {
         integers.bitblas(GROUP, 2, False),
     ),
     "bitblas, 4 bits": ("gptq, 4 bits", _BITBLAS, integers.bitblas(GROUP, 4, True)),
+    "bitblas, 8 bits": (
+        *("gptq, 8 bits", _BITBLAS | {"bits": 8}),
+        integers.bitblas(GROUP, 8, True, is_signed=True),
+    ),
     "auto-round": ("gptq, 4 bits", _AUTO_ROUND | {"sym": True}, gptq(GROUP, 4, True, True)),
     "auto-round awq": (
         *("awq, 4 bits", _AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}),

@@ -93,6 +93,7 @@ def bitblas(
     is_symmetric: bool,
     dtype: torch.dtype = torch.float16,
     zeros_name: str = "zeros",
+    is_signed: bool = False,
 ) -> Quantise:
     """BitBLAS's, which vLLM reads: compressed bytes, interleaved for inputs of float16.
 
@@ -103,6 +104,8 @@ def bitblas(
         size = weight.shape[1] if group == -1 else group
         codes, zeros, scales, _ = in_groups(weight, size, bits, is_symmetric)
         scales, per_word, is_paired = scales.to(dtype), 32 // bits, dtype is torch.float16
+        if bits == 8:  # are not interleaved
+            is_paired = False
         of_inputs = [plane.repeat_interleave(size, 1) for plane in (zeros, scales.float())]
         worth = (codes - of_inputs[0]) * of_inputs[1]
         # Number i goes to a half of the word by its last bit, one after another.
@@ -112,7 +115,7 @@ def bitblas(
         rows = words.where(words < 2**31, words - 2**32).int().view(torch.int8)
         if bits == 2 and is_paired:  # the middle bytes change places
             rows = rows.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
-        stored = {"qweight": rows, "scales": scales}
+        stored = {"qweight": rows ^ -128 if is_signed else rows, "scales": scales}
         if not is_symmetric:
             places = torch.arange(8 // bits) * bits
             packed = (zeros.T.long().unflatten(1, (-1, 8 // bits)) << places).sum(-1)

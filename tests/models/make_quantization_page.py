@@ -152,11 +152,11 @@ ROWS = (
         ("gptq", "gptq_marlin", "auto_gptq", "bitblas", "gptq_bitblas", "marlin", "gptq_marlin_24"),
         ("gptq", "marlin"),
         "2, 3, 4 and 8 bits, any group size, act-order, symmetric or not, zero points of v1 and "
-        "v2, `dynamic` rules, Marlin tiles and their 2:4 sparse variant, BitBLAS with 2 and 4 bits "
-        "for float16 and bfloat16 activations",
+        "v2, `dynamic` rules, Marlin tiles and their 2:4 sparse variant, BitBLAS with 2, 4 and 8 "
+        "bits for float16 and bfloat16 activations",
         "grouped integers; zeros of sparse weights included",
         "other bits; group sizes of Marlin tiles and BitBLAS that are neither 16 nor a multiple of "
-        "32; BitBLAS with 8 bits, because tools write signed and unsigned codes alike",
+        "32",
         _EXACT,
     ),
     Row(

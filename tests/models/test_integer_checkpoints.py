@@ -139,6 +139,17 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, dict[str, Any]]] = {
         )
         for bits in (2, 4)
     },
+    "bitblas 8": (BITBLAS | {"bits": 8}, layouts.bitblas(32, 8, True), SIZES),
+    "bitblas 8 signed": (
+        BITBLAS | {"bits": 8},
+        layouts.bitblas(32, 8, True, is_signed=True),
+        SIZES,
+    ),
+    "bitblas 8 asymmetric": (
+        BITBLAS | {"bits": 8, "sym": False},
+        layouts.bitblas(32, 8, False),
+        SIZES,
+    ),
     **{
         f"bitblas {bits} bfloat16": (
             BITBLAS | {"bits": bits, "sym": bits == 4},
@@ -287,6 +298,17 @@ def test_in_bfloat16_a_token_is_the_same_alone_and_among_others(name: str, tmp_p
     assert torch.equal(torch.cat(tokens), whole)
     want = logits(load(plain, dtype="bfloat16"))
     assert float((whole.float() - want).norm() / want.norm()) < 0.05
+
+
+def test_bytes_that_may_be_signed_or_codes_are_an_error(tmp_path: Path) -> None:
+    packed, _ = write_pair(tmp_path, *FORMATS["bitblas 8"][:2], **SIZES)
+    tensors = load_file(packed / "model.safetensors")
+    for name in tensors:
+        if name.endswith("up_proj.qweight"):
+            tensors[name] = torch.randint(-128, 128, tensors[name].shape, dtype=torch.int8)
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"up_proj\.qweight': bytes that are neither signed"):
+        load(packed)
 
 
 def test_scales_say_in_which_order_bitblas_has_codes(tmp_path: Path) -> None:
@@ -495,7 +517,7 @@ def test_bitsandbytes_needs_no_name(name: str, tmp_path: Path) -> None:
         ),
         ({"quant_method": "moe_wna16"}, "has to be what packed it: awq or gptq"),
         ({"quant_method": "fp_quant", "pseudoquantization": True}, "pseudoquantization True"),
-        (BITBLAS | {"bits": 8}, "with bits 8; this build reads 2 or 4"),
+        (BITBLAS | {"bits": 3}, "with bits 3; this build reads 2 or 4 or 8"),
         (BITBLAS | {"desc_act": True}, "with desc_act True; this build reads False"),
         ({"quant_method": 7}, "by an unnamed method"),
         (AWQ | {"version": "gemv_fast", "zero_point": False}, "zero_point"),

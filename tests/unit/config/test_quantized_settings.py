@@ -170,7 +170,7 @@ PUBLISHED: dict[str, tuple[Settings, str]] = {
     "GPTQ with rules": (GPTQ | {"dynamic": {"-:.*gate$": {}, "+:.*down": {"bits": 8}}}, ""),
     "GPTQ of some modules": (GPTQ | {"modules_in_block_to_quantize": [["mlp.up_proj"]]}, ""),
     "GPTQ's Marlin": (GPTQ | {"is_marlin_format": True, "desc_act": False}, ""),
-    "GPTQ of BitBLAS's 8 bits": (GPTQ | {"checkpoint_format": "bitblas", "bits": 8}, "bits 8"),
+    "GPTQ of BitBLAS's 3 bits": (GPTQ | {"checkpoint_format": "bitblas", "bits": 3}, "bits 3"),
     "W8A8 of floats": (compressed(FLOAT8, TOKENS, format="float-quantized"), ""),
     "the method's other name": (
         compressed(FLOAT8, TOKENS, quant_method="compressed_tensors"),

@@ -46,8 +46,7 @@ def form_of(settings: Settings) -> PackedIntegers:
         settings.one_of("sym", is_symmetric, (True,))
         return PackedIntegers(stored, bits, group_size, is_symmetric=True)
     if stored == "bitblas":
-        # Of eight bits, its tools write signed numbers or codes, and nothing says which.
-        settings.one_of("bits", bits, (2, 4))
+        settings.one_of("bits", bits, (2, 4, 8))
         # Its files do not say which group an input is of.
         settings.one_of("desc_act", bool(settings.get("desc_act") and group_size), (False,))
         return PackedIntegers(stored, bits, group_size, is_symmetric=is_symmetric)

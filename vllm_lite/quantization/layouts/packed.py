@@ -157,7 +157,7 @@ def _gptq(form: PackedIntegers) -> dict[str, Packed]:
 def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
     """BitBLAS's bytes: rows of outputs, with codes in the order in which its kernels take them.
 
-    It writes no zero points where they are all the middle.
+    It writes no zero points where they are all the middle. Such bytes of eight bits may be signed.
     """
     bits = form.bits
 
@@ -165,6 +165,8 @@ def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
         return numbers(stored, bits).T
 
     def codes(stored: Tensor, rows: int, columns: int) -> Tensor:
+        if bits == 8:
+            return _codes_around_128(stored) if form.is_symmetric else stored.view(torch.uint8)
         return paired_numbers(stored, bits) if form.is_paired else numbers(stored, bits)
 
     def scales(stored: Tensor, rows: int, columns: int) -> Tensor:
@@ -182,6 +184,18 @@ def _bitblas(form: PackedIntegers) -> dict[str, Packed]:
     if not form.is_symmetric:
         tensors[form.zeros] = Packed("zeros", torch.int8, lambda m, g: (g, m * bits // 8), zeros)
     return tensors
+
+
+def _codes_around_128(stored: Tensor) -> Tensor:
+    """Signed bytes or codes as codes: most of a matrix lies within half the range of nothing."""
+    found = stored.view(torch.uint8)
+    share = ((found >= 64) & (found < 192)).float().mean()
+    if 0.45 < share < 0.55:
+        raise CheckpointError(
+            "bytes that are neither signed numbers nor codes around 128, as far as they tell; use "
+            "a GPTQ checkpoint"
+        )
+    return found if share > 0.5 else found ^ 128
 
 
 def _tiled(kind: Kind, form: PackedIntegers) -> dict[str, Packed]:
