@@ -33,6 +33,7 @@ from torch import nn
 
 from tests.models.demo_checkpoints import AQLM, AWQ, CASES, GPTQ, TERNARY, Settings, codes, hqq
 from tests.models.runner import load
+from tests.models.test_fp_quant import FORMS as FP_QUANT
 from vllm_lite.config.quantized.in_flight import BLOCKS, CODES
 from vllm_lite.platform import num_compute_threads
 from vllm_lite.quantization.storage import stored_weights
@@ -65,6 +66,8 @@ CHECKPOINTS: dict[str, Settings] = {
     "MXFP4": CASES["MXFP4"][0],
     "NVFP4A16": CASES["NVFP4A16"][0],
     "NVFP4": CASES["NVFP4"][0],
+    "FP-Quant NVFP4": FP_QUANT["fp_quant nvfp4"],
+    "FP-Quant MXFP4": FP_QUANT["fp_quant mxfp4"] | {"hadamard_group_size": 128},
     "AQLM 1x16": AQLM["1x16"],
     "AQLM 2x8": AQLM["2x8"],
     "bitnet": TERNARY["divided"][0],

@@ -230,6 +230,15 @@ int64_t Program::place_of(const Field& field) const {
 }
 
 void Program::record(Call call) {
+  std::visit(
+      [&](auto& product) {
+        if constexpr (requires { product.rows_of_token; }) {
+          if (product.num_tokens % num_tokens() != 0) return;
+          product.rows_of_token = product.num_tokens / num_tokens();
+          product.num_tokens = num_tokens();
+        }
+      },
+      call);
   for (const Field& field : describe(call).fields) {
     if (field.use <= Use::kChange) continue;
     const int64_t place = place_of(field);

@@ -50,13 +50,15 @@ struct BatchCall {
   P p;
   void run() const { kRun(p, batch); }
 };
-// Operations to fuse with a linear layer are found when the recording ends.
+// Operations to fuse with a linear layer are found when the recording ends. Its rows may be parts of
+// the tokens' rows.
 template <class P, auto kRun>
 struct ProductCall {
   int64_t num_tokens;
   P p;
   BesideProduct beside = {};
-  void run() const { kRun(p, num_tokens, beside); }
+  int64_t rows_of_token = 1;
+  void run() const { kRun(p, num_tokens * rows_of_token, beside); }
 };
 
 using EmbeddingCall = TokensCall<Embedding, embedding>;

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tests.models.checkpoints import make_model, save
 from tests.models.families import CASES
+from tests.models.quantized_checkpoints import write_pair
 from tests.models.runner import PagedRunner, load
+from tests.models.test_bad_formats import ALL
 from tests.models.test_families import ids_of
 from vllm_lite.kernels import dispatch
 from vllm_lite.kernels.cpu.program import StepTensors, UnrecordableError, record_step
@@ -66,6 +68,26 @@ def test_a_recorded_step_keeps_caches_of_one_byte(
         assert want.isfinite().all()
         assert torch.equal(got, want)
         assert not torch.equal(got, wide)
+
+
+# Groups that torch spreads with zeros are not. One of each first word stands for the others.
+RECORDED = [name for name in ALL if not name.endswith(("groups of 8", "groups of 24"))]
+RECORDED = [name for name in RECORDED if "groups of 40" not in name]
+FIRST = {name.split()[0]: name for name in reversed(RECORDED)}.values()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[] if each in FIRST else pytest.mark.slow) for each in RECORDED],
+)
+def test_a_step_by_stored_weights_is_recorded(name: str, tmp_path: Path) -> None:
+    settings, quantise, sizes = ALL[name]
+    packed, _ = write_pair(tmp_path, settings, quantise, **sizes)
+    model = load(packed, dtype="bfloat16")
+    want, got = (
+        PagedRunner(model, is_recorded=each).step({"a": [5, 7, 3]}) for each in (False, True)
+    )
+    assert torch.equal(got["a"], want["a"])
 
 
 def test_a_step_larger_than_its_memory_is_refused(tmp_path: Path) -> None:

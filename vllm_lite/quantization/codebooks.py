@@ -6,6 +6,7 @@ Parts of a fused layer keep theirs: each is multiplied by itself. Embeddings and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import torch
@@ -27,6 +28,20 @@ from vllm_lite.quantization.method import (
 from vllm_lite.quantization.unquantized import PlainTable, UnquantizedLinearMethod, plain_kernel
 
 _VECTOR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts(SideBySide):
+    """Grouped kernels that write their own outputs: by `cat` no step could be recorded."""
+
+    kernels: tuple[GroupedKernel, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        sizes = [kernel.weight.num_outputs for kernel in self.kernels]
+        out = x.new_empty((len(x), sum(sizes)), dtype=self.kernels[0].out_dtype or x.dtype)
+        for kernel, part in zip(self.kernels, torch.split(out, sizes, 1), strict=True):
+            kernel(x, part)
+        return out
 
 
 class CodebookMethod(UnquantizedLinearMethod):
@@ -89,7 +104,7 @@ class CodebookMethod(UnquantizedLinearMethod):
             wide = None if bias is None else bias[first:end].float()
             kernels.append(GroupedKernel(ops().pack_grouped(part), wide, out_dtype, ops()))
             first = end
-        return kernels[0] if len(kernels) == 1 else SideBySide(tuple(kernels))
+        return kernels[0] if len(kernels) == 1 else _Parts(tuple(kernels))
 
     def _joined(self, stored: Tensor, _: Sequence[int]) -> Tensor:
         """Indices of all books in one number, the first book's lowest."""

@@ -153,7 +153,13 @@ def _transformed(kernel: LinearKernel, matrix: Tensor) -> LinearKernel:
     """The kernel, of inputs of which each group [g] is multiplied by `matrix` [g, g]."""
     transform = plain_kernel(matrix.T.contiguous(), None, None)
     by_groups = (-1, len(matrix))
-    return lambda x: kernel(transform(x.reshape(by_groups)).view(x.shape))
+
+    def multiply(x: Tensor) -> Tensor:
+        # A view is part of a recorded step.
+        rows = x.view(by_groups) if x.is_contiguous() else x.reshape(by_groups)
+        return kernel(transform(rows).view(x.shape))
+
+    return multiply
 
 
 def _factors(form: StoredCodes, weights: Mapping[str, StoredTensor]) -> Tensor | None:
