@@ -6,6 +6,7 @@ is multiplied as a grouped weight, by activations that are rounded first where t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -91,7 +92,8 @@ class StoredCodesMethod(UnquantizedLinearMethod):
             return StoringKernel(lambda x: kernel((x * factors).to(x.dtype)), stored)
         if self._form.input_transform:
             matrix = weights[self._form.input_transform].placed().to(self._dtype)
-            return StoringKernel(_transformed(kernel, matrix), stored)
+            num_inputs = weights[self._form.weight].data.shape[1]
+            return StoringKernel(_transformed(kernel, matrix, num_inputs), stored)
         return kernel
 
     def _kernel(
@@ -149,10 +151,16 @@ def _bounded(kernel: ScaledKernel, rounding: Rounding | None) -> LinearKernel:
     return StoringKernel(lambda x: kernel(x.clamp(-largest, largest)), kernel.stored)
 
 
-def _transformed(kernel: LinearKernel, matrix: Tensor) -> LinearKernel:
+# Inputs that a transform multiplies together: products of fewer are slow.
+_TRANSFORMED = 128
+
+
+def _transformed(kernel: LinearKernel, matrix: Tensor, num_inputs: int) -> LinearKernel:
     """The kernel, of inputs of which each group [g] is multiplied by `matrix` [g, g]."""
-    transform = plain_kernel(matrix.T.contiguous(), None, None)
-    by_groups = (-1, len(matrix))
+    size, by = len(matrix), matrix.T.contiguous()
+    groups = math.gcd(num_inputs // size, max(_TRANSFORMED // size, 1))
+    transform = plain_kernel(torch.kron(torch.eye(groups).to(matrix), by), None, None)
+    by_groups = (-1, groups * size)
 
     def multiply(x: Tensor) -> Tensor:
         # A view is part of a recorded step.

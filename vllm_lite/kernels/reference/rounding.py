@@ -114,8 +114,10 @@ def power_of_two(highest: Tensor, largest: Tensor) -> Tensor:
 
 
 def scale_by_spread(groups: Tensor) -> Tensor:
-    """What the scale of values up to 6 is: of a normal distribution, that of the least squared
-    error (QuEST, Panferov et al., 2025)."""
+    """Scales of values up to 6: of a normal distribution, those of the least squared error.
+
+    (QuEST, Panferov et al., 2025.)
+    """
     variance = groups.square().mean(-1, keepdim=True) - groups.mean(-1, keepdim=True).square()
     return 2.92247856 / 6 * variance.clamp(min=0).sqrt() + 1e-8
 
