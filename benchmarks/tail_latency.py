@@ -195,9 +195,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    for name in ("burst", "rounds"):
-        if (number := getattr(args, name)) is not None and number < 1:
-            parser.error(f"--{name} is {number}: give 1 or more")
+    bursts = [] if args.burst is None else [args.burst]
+    counts = {"streams": args.streams, "burst": bursts, "answers": args.answers}
+    for name, numbers in (counts | {"rounds": [args.rounds]}).items():
+        if any(number < 1 for number in numbers):
+            parser.error(f"--{name} is {min(numbers)}: give 1 or more")
+    if not (0 < args.seconds < math.inf and 0 < args.per_second < math.inf):
+        parser.error("--seconds and --per-second are more than 0")
     told = asyncio.run(measure(args))
     rounds: Figures = told["rounds"]
     names = list(next(iter(rounds.values())))

@@ -644,7 +644,7 @@ struct RowRounding {
 static inline bool has_codes(const RowRounding& by, const GroupedWeight& w) {
   const bool is_whole = by.group_size % kSegment == 0 || by.group_size == w.group_size;
   const bool has_segments = is_whole && w.permutation == nullptr;
-  const bool are_short = by.scales == RowScales::kPowerBelow || by.scales == RowScales::kPowerOfSpread;
+  const bool are_short = are_powers(by.scales) && by.scales != RowScales::kPowerAbove;
   return by.group_size > 0 && !are_short &&
          (has_segments || by.group_size >= by.row_size);
 }
