@@ -15,7 +15,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from vllm_lite.kernels.cpu.gguf import BOOKS
 CSRC = Path(__file__).parents[2] / "csrc"
 EMULATION = Path(__file__).parents[1] / "csrc"
 INCLUDES = (f"-I{CSRC}", f"-I{EMULATION}")
+# Which takes float32 rows from the level avx512, where there is one.
+GROUPED = "kernels/grouped_linear.cpp"
 FILES = (
     *(
         "attention.cpp",
@@ -40,7 +42,7 @@ FILES = (
         "thread_pool.cpp",
     ),
     *("kernels/attention.cpp", "kernels/linear.cpp", "kernels/quantized_linear.cpp"),
-    "kernels/grouped_linear.cpp",
+    GROUPED,
     *("kernels/amx/linear.cpp", "kernels/amx/check.cpp"),
 )
 OPTIONS = (
@@ -180,7 +182,8 @@ def build(kind: str) -> EmulatedTiles:
     options = [*OPTIONS, *FLAGS[base_isa()], "-DVLLM_LITE_ISA=amx"]
     options += TILES if is_trapped else ["-DVLLM_LITE_EMULATED_TILES"]
     digest = hashlib.sha256(repr((compiler(), options)).encode())
-    for path in sorted([*(CSRC / "cpu").rglob("*.*"), *(EMULATION / "cpu").rglob("*.*")]):
+    sources_of = [*(CSRC / "cpu").rglob("*.*"), *(EMULATION / "cpu").rglob("*.*")]
+    for path in [Path(__file__), *sorted(sources_of)]:
         digest.update(path.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"vllm-lite-emulated-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -189,10 +192,20 @@ def build(kind: str) -> EmulatedTiles:
         unfinished = library.with_suffix(f".{os.getpid()}")
         sources = [str(EMULATION / "cpu" / "emulation" / name) for name in own]
         sources += [str(CSRC / "cpu" / name) for name in FILES]
-        command = [str(compiler()), *options, *INCLUDES, "-fPIC", "-shared", "-pthread"]
-        # Keep a preloaded sanitizer out of the compiler.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        words = [*command, *sources, "-o", str(unfinished)]
-        subprocess.run(words, check=True, env=environment)
+        below = library.with_suffix(f".{os.getpid()}.o")
+        if "-mavx512f" in options:
+            lower = [*OPTIONS, *AVX512, "-DVLLM_LITE_ISA=avx512", "-c"]
+            compile_files(lower, [str(CSRC / "cpu" / GROUPED)], below)
+            sources.append(str(below))
+        compile_files([*options, "-shared", "-Wl,-z,defs"], sources, unfinished)
+        below.unlink(missing_ok=True)
         unfinished.replace(library)
     return EmulatedTiles(library, is_trapped)
+
+
+def compile_files(options: Sequence[str], sources: Sequence[str], output: Path) -> None:
+    """Run the compiler."""
+    words = [str(compiler()), *options, *INCLUDES, "-fPIC", "-pthread", *sources, "-o", str(output)]
+    # Keep a preloaded sanitizer out of the compiler.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    subprocess.run(words, check=True, env=environment)

@@ -265,7 +265,9 @@ def test_rounded_rows_depend_on_no_others(name: str, number: torch.dtype) -> Non
     x = torch.randn(70, grouped.num_inputs)
     whole = ops.grouped_linear(x, packed, None, torch.float32, None, rounding)
     expected = reference.grouped_linear(x, grouped, None, torch.float32, None, rounding)
-    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-3)
+    # By bytes less zeros sums are some thousands: where they cancel, float32 is no better.
+    atol = max(1e-3, 3e-7 * float(expected.abs().max()))
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=atol)
     for count in (1, 2, 3, 4, 5, 13):
         part = ops.grouped_linear(x[7 : 7 + count], packed, None, torch.float32, None, rounding)
         assert torch.equal(part, whole[7 : 7 + count])
