@@ -38,7 +38,6 @@ extern const KernelTable kTable;
 namespace amx {
 void linear(const Linear&, int64_t first_row, int64_t end_row, int64_t begin_panel,
             int64_t end_panel);
-void quantized_product(const QuantizedProduct&, int64_t begin_panel, int64_t end_panel);
 void widen_rows(const WidenRows&, int64_t begin_row, int64_t end_row);
 void grouped_product(const GroupedProduct&, int64_t begin_panel, int64_t end_panel);
 extern const AttentionKernels kAttention;
@@ -93,7 +92,6 @@ const KernelTable kAmxTable = [] {
   KernelTable table = avx512_bf16::kTable;
   table.attention = &amx::kAttention;
   table.linear = amx::linear;
-  table.quantized_product = amx::quantized_product;
   table.widen_rows = amx::widen_rows;
   table.grouped_product = amx::grouped_product;
   return table;

@@ -25,7 +25,6 @@ from torch import Tensor
 from vllm_lite import _cpu
 from vllm_lite.config.machine import cpu_flags
 from vllm_lite.kernels.cpu.calls import calls
-from vllm_lite.kernels.cpu.gguf import BOOKS
 
 CSRC = Path(__file__).parents[2] / "csrc"
 EMULATION = Path(__file__).parents[1] / "csrc"
@@ -41,13 +40,15 @@ FILES = (
         "row_operations.cpp",
         "thread_pool.cpp",
     ),
-    *("kernels/attention.cpp", "kernels/linear.cpp", "kernels/quantized_linear.cpp"),
+    *("kernels/attention.cpp", "kernels/linear.cpp"),
     GROUPED,
     *("kernels/amx/linear.cpp", "kernels/amx/check.cpp"),
 )
 OPTIONS = (
     *("-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden"),
+    # GCC 12 warns of its own header's undefined vectors.
+    *("-Wno-maybe-uninitialized", "-Wno-uninitialized"),
 )
 # As in csrc/CMakeLists.txt.
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -72,8 +73,6 @@ class EmulatedTiles:
         self._library = ctypes.CDLL(str(library))
         self.is_trapped = is_trapped
         self.num_trapped = 0
-        for ggml_type, book in BOOKS.items():
-            self._run("set_ggml_book", ggml_type, book)
 
     def linear(self, *fields: Any) -> None:
         self._call("linear", *fields)
@@ -85,7 +84,7 @@ class EmulatedTiles:
         _cpu.activation(*fields)
 
     def quantized_linear(self, *fields: Any) -> None:
-        self._call("quantized_linear", *fields)
+        _cpu.quantized_linear(*fields)
 
     def grouped_linear(self, *fields: Any) -> None:
         self._call("grouped_linear", *fields)

@@ -52,7 +52,7 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, scale: torch.Tens
     assert bool((error <= 1e-5 * scale + 1e-37).all()), f"{(error / scale).max():.2e}"
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_quantized_linear(kind: GGML, dtype: torch.dtype) -> None:
@@ -67,7 +67,7 @@ def test_quantized_linear(kind: GGML, dtype: torch.dtype) -> None:
         assert torch.equal(cpu.quantized_linear(x, packed), actual.to(dtype))
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_by_blocks_of_llama_cpp(kind: GGML, dtype: torch.dtype) -> None:
@@ -81,7 +81,7 @@ def test_products_by_blocks_of_llama_cpp(kind: GGML, dtype: torch.dtype) -> None
         assert_close(cpu.quantized_linear(x, packed, None, torch.float32), expected, scale)
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("inputs", [32, 64, 288, 576])
 @pytest.mark.parametrize("kind", [GGML.Q4_1, GGML.Q8_0, GGML.Q5_0], ids=lambda kind: kind.name)
 def test_inputs_that_are_not_whole_chunks(kind: GGML, inputs: int) -> None:
@@ -92,7 +92,7 @@ def test_inputs_that_are_not_whole_chunks(kind: GGML, inputs: int) -> None:
     assert_close(cpu.quantized_linear(x, packed), expected, scale)
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 def test_parts_of_different_types_are_concatenated() -> None:
     parts: Sequence[tuple[GGML, int]] = [(GGML.Q4_K, 70), (GGML.Q6_K, 5), (GGML.Q8_0, 33)]
     packed, plain, values = weights(*parts, num_inputs=512)
@@ -102,7 +102,7 @@ def test_parts_of_different_types_are_concatenated() -> None:
     assert_close(cpu.quantized_linear(x, packed, bias), expected, scale)
 
 
-@pytest.mark.usefixtures("product_isa", "threads")
+@pytest.mark.usefixtures("isa", "threads")
 @EVERY_KIND
 def test_a_row_alone_gives_the_same_bits_as_in_a_batch(kind: GGML) -> None:
     packed, _, _ = weights((kind, 200), num_inputs=512)
@@ -116,7 +116,7 @@ def test_a_row_alone_gives_the_same_bits_as_in_a_batch(kind: GGML) -> None:
     assert torch.equal(cpu.quantized_linear(x[5:30], packed), whole[5:30])
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 @EVERY_KIND
 def test_few_rows_give_the_same_bits_as_many(kind: GGML) -> None:
     for inputs in (256, 288, 768):
@@ -133,7 +133,7 @@ def test_few_rows_give_the_same_bits_as_many(kind: GGML) -> None:
                 assert torch.equal(few, whole[first : first + count])
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize(("kind", "inputs"), [(GGML.Q4_1, 352), (GGML.Q6_K, 512)])
 def test_activations_are_quantised_alike_in_every_type(kind: GGML, inputs: int) -> None:
     packed, _, _ = weights((kind, 40), num_inputs=inputs)
@@ -146,7 +146,7 @@ def test_activations_are_quantised_alike_in_every_type(kind: GGML, inputs: int) 
         torch.testing.assert_close(narrow, wide, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.usefixtures("product_isa")
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_non_finite_values_affect_only_their_row(bad: float) -> None:
     packed, plain, _ = weights((GGML.Q4_1, 40), num_inputs=96)

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType as GGML
 
 from tests.kernels import emulated_tiles
 from tests.kernels.emulated_tiles import EmulatedTiles
 from tests.kernels.test_grouped_linear import cases as grouped_cases
-from tests.kernels.test_quantized import EVERY_KIND, awkward_rows, weights
 from vllm_lite import _cpu
 from vllm_lite.kernels.cpu import ops as cpu
+from vllm_lite.kernels.grouped_weight import make_grouped
 from vllm_lite.kernels.reference.ops import Ops as reference
+from vllm_lite.kernels.reference.rounding import ActivationRounding
 
 # Below, at and beyond what fills a tile, a block of two, and the rows that go through together.
 HEIGHTS = (1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 96, 97, 200)
@@ -48,21 +48,6 @@ def below_tiles() -> Iterator[None]:
     _cpu.select_isa(emulated_tiles.base_isa())
     yield
     _cpu.select_isa(before)
-
-
-@pytest.mark.usefixtures("below_tiles")
-@EVERY_KIND
-def test_quantised_linear_equals_the_level_below(kind: GGML, tiles: EmulatedTiles) -> None:
-    before = tiles.num_trapped
-    for inputs, outputs in [(256, 50), (768, 16), (512, 33)]:
-        packed, _, _ = weights((kind, outputs), num_inputs=inputs)
-        for height in HEIGHTS:
-            x = awkward_rows(height, inputs, torch.bfloat16)
-            want = cpu.quantized_linear(x, packed, None, torch.float32)
-            with tiles.chosen():
-                got = cpu.quantized_linear(x, packed, None, torch.float32)
-            assert torch.equal(got, want)
-    assert not tiles.is_trapped or tiles.num_trapped > before
 
 
 def test_integers_are_multiplied_exactly(tiles: EmulatedTiles) -> None:
@@ -103,6 +88,24 @@ def test_grouped_weights_give_a_row_the_same_at_every_height(
     torch.testing.assert_close(whole, want, rtol=4e-3, atol=0.2)
 
 
+@pytest.mark.skipif(emulated_tiles.base_isa() != "avx512_bf16", reason="needs products of bytes")
+@pytest.mark.usefixtures("below_tiles")
+@pytest.mark.parametrize("inputs", [16, 200, 512, 1056])
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_int8_by_int8_equals_the_level_below(
+    inputs: int, is_shifted: bool, tiles: EmulatedTiles
+) -> None:
+    codes = torch.randint(256, (75, inputs), dtype=torch.uint8)
+    packed = cpu.pack_grouped(make_grouped(codes, torch.rand(75, 1) + 0.5, 8, 128))
+    rounding = ActivationRounding(torch.int8, is_shifted=is_shifted)
+    for height in HEIGHTS:
+        x = torch.randn(height, inputs).bfloat16()
+        want = cpu.grouped_linear(x, packed, None, torch.float32, None, rounding)
+        with tiles.chosen():
+            got = cpu.grouped_linear(x, packed, None, torch.float32, None, rounding)
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_non_finite_values_stay_in_their_rows(bad: float, tiles: EmulatedTiles) -> None:
     """Neither other rows nor memory around the inputs affects a row."""
@@ -135,19 +138,6 @@ def test_even_and_odd_inputs_are_summed_separately(tiles: EmulatedTiles) -> None
     packed = cpu.pack_linear(weight.bfloat16())
     with tiles.chosen():
         assert cpu.linear(x, packed, None, torch.float32).item() == 1.0
-
-
-@pytest.mark.skipif("amx" not in _cpu.supported_isas(), reason="this machine has no tiles")
-@pytest.mark.usefixtures("below_tiles")
-@EVERY_KIND
-def test_quantised_linear_on_real_tiles(kind: GGML) -> None:
-    packed, _, _ = weights((kind, 50), num_inputs=768)
-    for height in HEIGHTS:
-        x = awkward_rows(height, 768, torch.bfloat16)
-        _cpu.select_isa("avx512_bf16")
-        want = cpu.quantized_linear(x, packed, None, torch.float32)
-        _cpu.select_isa("amx")
-        assert torch.equal(cpu.quantized_linear(x, packed, None, torch.float32), want)
 
 
 needs_instructions = pytest.mark.skipif(

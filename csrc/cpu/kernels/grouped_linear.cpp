@@ -436,7 +436,7 @@ void widen_row(const WidenRows& p, int64_t row, float* in_order) {
   const GroupedWeight& w = *p.weight;
   const T* x = static_cast<const T*>(p.x) + row * p.x_stride;
   float* to = p.rows + row * wide_row_floats(w);
-#if VLLM_LITE_HAS_GROUPED_PAIRS && !VLLM_LITE_HAS_TILES
+#if VLLM_LITE_HAS_WHOLE_ROWS
   if (is_whole(p.rounding, w)) return make_whole_row(p, x, row);
 #endif
   const int64_t padded = padded_inputs(w), room = room_of_segments(w);
@@ -491,10 +491,6 @@ static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, floa
 }
 #elif VLLM_LITE_HAS_GROUPED_PAIRS
 static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, float* results) {
-  if (is_whole(p.rounding, *p.weight)) {
-    for (int64_t panel = begin; panel < end; ++panel) multiply_whole(p, panel);
-    return;
-  }
   if (are_quads(p.rounding, *p.weight)) {
     return multiply_panels<ByQuads>(p, QuadCodes{}, begin, end, results);
   }
@@ -523,6 +519,12 @@ void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_p
 #if VLLM_LITE_HAS_GROUPED_PAIRS
   // On tiles few rows are multiplied by floats, to which books' numbers are not rounded.
   if (p.are_brief && !(VLLM_LITE_HAS_TILES ? has_books(*p.weight) : has_half_books(*p.weight))) {
+#if VLLM_LITE_HAS_WHOLE_ROWS
+    if (is_whole(p.rounding, *p.weight)) {
+      for (int64_t panel = begin_panel; panel < end_panel; ++panel) multiply_whole(p, panel);
+      return;
+    }
+#endif
     multiply_by_pairs(p, begin_panel, end_panel, results);
   } else {
     avx512::grouped_product(p, begin_panel, end_panel);  // the same, compiled once

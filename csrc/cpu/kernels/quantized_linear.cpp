@@ -5,10 +5,10 @@
 // sum += x's scale * (scale * products - minimum * sum of x's codes), part by part in order. So a
 // row's result depends neither on other rows nor on how the work is divided, and one row gives the
 // same as many.
-#include "cpu/kernels/amx/quantized_products.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/quantized_rounding.h"
 #include "cpu/kernels/quantized_row.h"
+#include "cpu/kernels/quantized_unpack.h"
 #include "cpu/kernels/store_rows.h"
 
 #if defined(__AVX512BF16__)
@@ -33,79 +33,56 @@ constexpr int kTileVectors = 2;
 // ---- GEMMs
 
 // The conversion of codes to values, by Packed<Block> and Block.
-template <int kPartsOfGroup, int kCodeOffset, bool kSubtractsMinimum>
+template <int kPartsOfGroup, int kCodeOffset, bool kSubtractsMinimum, bool kHasWideCodes>
 struct Scaling {
   static constexpr int kParts = kPartsOfGroup;
   static constexpr int kOffset = kCodeOffset;
   static constexpr bool kHasMinimum = kSubtractsMinimum;
+  static constexpr bool kIsWide = kHasWideCodes;
 };
 
 // A tile's integers.
 template <int kRows>
 using Integers = IntVec[kRows][kTileVectors];
 
-// Dot products of a part of a group for the vectors from `v` on, computed here.
-template <int kParts, bool kIsWide>
-struct DotProducts {
-  template <int kRows>
-  __attribute__((always_inline)) void add(const Chunk& chunk, int g, int part, int v,
-                                          const QuantizedGroup* x, Integers<kRows>& sums) const {
-    constexpr int kLines = kGroupLines / kParts;
-    const auto add_lines = [&](auto&& add_line) __attribute__((always_inline)) {
+// Adds dot products of a part of a group for the vectors from `v` on.
+template <int kParts, bool kIsWide, int kRows>
+__attribute__((always_inline)) inline void add_products(const Chunk& chunk, int g, int part, int v,
+                                                        const QuantizedGroup* x,
+                                                        Integers<kRows>& sums) {
+  constexpr int kLines = kGroupLines / kParts;
+  const auto add_lines = [&](auto&& add_line) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-      for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
-        const CodeVec* line = chunk.codes[g * kGroupLines + i] + v;
+    for (int i = part * kLines; i < (part + 1) * kLines; ++i) {
+      const CodeVec* line = chunk.codes[g * kGroupLines + i] + v;
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
+      for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-          for (int k = 0; k < kTileVectors; ++k) sums[r][k] = add_line(sums[r][k], line[k], r, i);
-        }
+        for (int k = 0; k < kTileVectors; ++k) sums[r][k] = add_line(sums[r][k], line[k], r, i);
       }
-    };
+    }
+  };
 #if defined(VLLM_LITE_WIDENS_CODES)
-    if constexpr (kIsWide) {
-      WideCodes wide[kRows];
+  if constexpr (kIsWide) {
+    WideCodes wide[kRows];
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) wide[r].take(x[r].codes);
-      add_lines([&](IntVec to, CodeVec codes, int r, int i) __attribute__((always_inline)) {
-        return add_dots(to, codes, wide[r], i);
-      });
-      return;
-    }
-#endif
+    for (int r = 0; r < kRows; ++r) wide[r].take(x[r].codes);
     add_lines([&](IntVec to, CodeVec codes, int r, int i) __attribute__((always_inline)) {
-      return add_dots<kIsWide>(to, codes, x[r].codes + 4 * i);
+      return add_dots(to, codes, wide[r], i);
     });
+    return;
   }
-  DotProducts from_row(int64_t) const { return *this; }
-};
-
-#if VLLM_LITE_HAS_TILES
-// Those that AMX tiles have left in memory.
-struct StoredProducts {
-  const TileProducts& stored;
-  int64_t first_row = 0;
-
-  template <int kRows>
-  __attribute__((always_inline)) void add(const Chunk&, int g, int part, int v,
-                                          const QuantizedGroup*, Integers<kRows>& sums) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      IntVec products[kTileVectors];
-      memcpy(products, stored.sums[2 * g + part][first_row + r] + v * kLanes, sizeof products);
-#pragma GCC unroll 2
-      for (int k = 0; k < kTileVectors; ++k) sums[r][k] += products[k];
-    }
-  }
-  StoredProducts from_row(int64_t row) const { return {stored, row}; }
-};
 #endif
+  add_lines([&](IntVec to, CodeVec codes, int r, int i) __attribute__((always_inline)) {
+    return add_dots<kIsWide>(to, codes, x[r].codes + 4 * i);
+  });
+}
 
 // kRows rows from `x` on by kTileVectors vectors of a chunk's outputs. `sums` has a row of kPanel
 // for each row of x; groups of x are x_stride apart.
-template <int kRows, class Scaling, class Products>
+template <int kRows, class Scaling>
 void multiply_tile(const Chunk& chunk, int num_groups, int v, const QuantizedGroup* x,
-                   int64_t x_stride, const Products& products, float* sums) {
+                   int64_t x_stride, float* sums) {
   Vec totals[kRows][kTileVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -125,7 +102,7 @@ void multiply_tile(const Chunk& chunk, int num_groups, int v, const QuantizedGro
 #pragma GCC unroll 2
         for (int k = 0; k < kTileVectors; ++k) dots[r][k] = start;
       }
-      products.template add<kRows>(chunk, g, part, v, x, dots);
+      add_products<Scaling::kParts, Scaling::kIsWide, kRows>(chunk, g, part, v, x, dots);
       const Vec* scale = chunk.scales[2 * g + part] + v;
       const Vec* minimum = chunk.minima[2 * g + part] + v;
 #pragma GCC unroll 16
@@ -157,58 +134,36 @@ void multiply_tile(const Chunk& chunk, int num_groups, int v, const QuantizedGro
   }
 }
 
-template <class Scaling, int kRows = kTileRows, class Products>
+template <class Scaling, int kRows = kTileRows>
 void multiply_rows(int64_t count, const Chunk& chunk, int num_groups, int v,
-                   const QuantizedGroup* x, int64_t x_stride, const Products& products,
-                   float* sums) {
+                   const QuantizedGroup* x, int64_t x_stride, float* sums) {
   if constexpr (kRows == 1) {
-    multiply_tile<1, Scaling>(chunk, num_groups, v, x, x_stride, products, sums);
+    multiply_tile<1, Scaling>(chunk, num_groups, v, x, x_stride, sums);
   } else if (count >= kRows) {
-    multiply_tile<kRows, Scaling>(chunk, num_groups, v, x, x_stride, products, sums);
+    multiply_tile<kRows, Scaling>(chunk, num_groups, v, x, x_stride, sums);
   } else {
-    multiply_rows<Scaling, kRows - 1>(count, chunk, num_groups, v, x, x_stride, products, sums);
+    multiply_rows<Scaling, kRows - 1>(count, chunk, num_groups, v, x, x_stride, sums);
   }
 }
 
-// `count` rows from `x` on. In tiles of nearly equal height: a last tile of one row would be as
-// slow as a full one.
-template <class Scaling, class Products>
+// All rows. In tiles of nearly equal height: a last tile of one row would be as slow as a full one.
+template <class Scaling>
 void multiply_chunk(const Chunk& chunk, int num_groups, int num_vectors, const QuantizedGroup* x,
-                    int64_t x_stride, int64_t count, const Products& products, float* sums) {
+                    int64_t num_rows, float* sums) {
   int64_t row = 0;
-  for (int64_t tiles = ceil_divide(count, kTileRows); tiles > 0; --tiles) {
-    const int64_t height = ceil_divide(count - row, tiles);
+  for (int64_t tiles = ceil_divide(num_rows, kTileRows); tiles > 0; --tiles) {
+    const int64_t height = ceil_divide(num_rows - row, tiles);
     for (int v = 0; v < num_vectors; v += kTileVectors) {
-      multiply_rows<Scaling>(height, chunk, num_groups, v, x + row, x_stride,
-                             products.from_row(row), sums + row * kPanel);
+      multiply_rows<Scaling>(height, chunk, num_groups, v, x + row, num_rows, sums + row * kPanel);
     }
     row += height;
   }
 }
 
-#if VLLM_LITE_HAS_TILES
-template <class Scaling>
-void multiply_chunk_on_tiles(const QuantizedTiles<Scaling::kParts>& tiles, const Chunk& chunk,
-                             int num_groups, int num_vectors, const QuantizedGroup* x,
-                             int64_t num_rows, float* sums) {
-  TileProducts products;
-  int64_t row = 0;
-  for (int64_t blocks = tiles.num_blocks(); blocks > 0; --blocks) {
-    const int64_t count = ceil_divide(num_rows - row, blocks);
-    tiles.multiply(chunk, num_groups, num_vectors * kLanes > kHalfPanel, x + row, num_rows, count,
-                   products);
-    multiply_chunk<Scaling>(chunk, num_groups, num_vectors, x + row, num_rows, count,
-                            StoredProducts{products}, sums + row * kPanel);
-    row += count;
-  }
-}
-#endif
-
 template <class Block>
-void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_t panel,
-                    [[maybe_unused]] const QuantizedTiles<Packed<Block>::kParts>& tiles) {
+void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_t panel) {
   using Layout = Packed<Block>;
-  using Scaling = Scaling<Layout::kParts, Block::kOffset, Block::kHasMinimum>;
+  using Scaling = Scaling<Layout::kParts, Block::kOffset, Block::kHasMinimum, kIsWide<Block>>;
   const int64_t num_outputs = min_of<int64_t>(kPanel, part.num_outputs - panel * kPanel);
   const int num_vectors =
       static_cast<int>(round_up(ceil_divide(num_outputs, kLanes), kTileVectors));
@@ -227,14 +182,7 @@ void multiply_panel(const QuantizedProduct& p, const QuantizedPart& part, int64_
     const int count = static_cast<int>(min_of<int64_t>(Layout::kGroups, num_groups - g));
     unpack_chunk<Block>(from, count, 0, num_vectors, chunk);
     const QuantizedGroup* x = p.x + g * p.num_rows;
-#if VLLM_LITE_HAS_TILES
-    if (tiles.is_used()) {
-      multiply_chunk_on_tiles<Scaling>(tiles, chunk, count, num_vectors, x, p.num_rows, sums);
-      continue;
-    }
-#endif
-    multiply_chunk<Scaling>(chunk, count, num_vectors, x, p.num_rows, p.num_rows,
-                            DotProducts<Layout::kParts, kIsWide<Block>>{}, sums);
+    multiply_chunk<Scaling>(chunk, count, num_vectors, x, p.num_rows, sums);
   }
   store_rows(p, 0, output, p.num_rows, num_outputs, sums);
 }
@@ -276,7 +224,7 @@ void quantize_rows(const QuantizeRows& p, int64_t begin_row, int64_t end_row) {
 }
 
 void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t end_panel) {
-#if defined(__AVX512BF16__) && !VLLM_LITE_HAS_TILES
+#if defined(__AVX512BF16__)
   avx512_vnni::quantized_product(p, begin_panel, end_panel);  // the same, compiled once
 #else
   for (int64_t i = 0; i < p.num_parts; ++i) {
@@ -286,8 +234,7 @@ void quantized_product(const QuantizedProduct& p, int64_t begin_panel, int64_t e
     if (begin < end) {
       with_block(static_cast<int>(part.ggml_type), [&](auto block) {
         using Block = decltype(block);
-        const QuantizedTiles<Packed<Block>::kParts> tiles(p.num_rows);
-        for (int64_t k = begin; k < end; ++k) multiply_panel<Block>(p, part, k, tiles);
+        for (int64_t k = begin; k < end; ++k) multiply_panel<Block>(p, part, k);
       });
     }
     begin_panel -= num_panels;

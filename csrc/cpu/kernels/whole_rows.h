@@ -4,20 +4,37 @@
 // result is the same in each.
 #pragma once
 
-#include "cpu/kernels/grouped_pairs.h"
+#include "cpu/kernels/amx/grouped_products.h"
 #include "cpu/kernels/row_codes.h"
 #include "cpu/kernels/store_rows.h"
 
-#if VLLM_LITE_HAS_GROUPED_PAIRS && !VLLM_LITE_HAS_TILES
+// Four bytes are multiplied at once.
+#if VLLM_LITE_HAS_GROUPED_PAIRS && defined(__AVX512VNNI__)
+#define VLLM_LITE_HAS_WHOLE_ROWS 1
+#else
+#define VLLM_LITE_HAS_WHOLE_ROWS 0
+#endif
+
+#if VLLM_LITE_HAS_WHOLE_ROWS
 
 namespace vllm_lite::VLLM_LITE_ISA {
 
-constexpr int kWholeRows = 12, kFewWholeRows = 4;
-// Inputs whose bytes are made at once, and those whose products fit 32 bits.
-constexpr int64_t kWholeInputs = 2048, kMostWholeInputs = 1 << 16;
+// Rows of a tile, up to so many of which are multiplied by codes as they come, and inputs whose bytes
+// are made at once.
+#if VLLM_LITE_HAS_GROUPED_TILES
+constexpr int kWholeRows = 2 * kTileHeight, kFewWholeRows = 12;
+constexpr int64_t kWholeInputs = 512;
+#else
+constexpr int kWholeRows = 12, kFewWholeRows = 12;
+constexpr int64_t kWholeInputs = 2048;
+#endif
+// Whose products fit 32 bits.
+constexpr int64_t kMostWholeInputs = 1 << 16;
+constexpr int64_t kLineQuads = kLine / 4;  // of a step on tiles
 
 static inline bool is_whole(const GroupedWeight& w) {
-  return has_quads(w) && num_groups(w) == 1 && !has_minimums(w) && w.num_inputs <= kMostWholeInputs;
+  return w.code_kind == CodeKind::kInt8 && num_groups(w) == 1 && !has_minimums(w) &&
+         w.num_inputs <= kMostWholeInputs;
 }
 static inline bool is_whole(const RowRounding& rounding, const GroupedWeight& w) {
   const bool is_plain = rounding.largest == 0.0f && w.permutation == nullptr;
@@ -146,7 +163,7 @@ struct WholeOutputs {
     }
   }
   [[gnu::always_inline]] Vec output(WholeRow of, __m512i sum, int v) const {
-    Vec total = bit_cast<Vec>(_mm512_cvtepi32_ps(sum));
+    Vec total = to_floats(bit_cast<IntVec>(sum));
     if constexpr (kShifted) total = multiply_add(broadcast(-of.zero), weights[v], total);
     return multiply_add(total * broadcast(of.scale), scales[v], bias[v]);
   }
@@ -196,6 +213,9 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
   WeightSums weights;
   alignas(64) uint32_t quads[kWholeInputs / 4 * kPanel];
   alignas(64) int32_t before[kGroupedRows][kPanel];  // the sums of earlier inputs
+#if VLLM_LITE_HAS_GROUPED_TILES
+  GroupedTiles tiles_of_rows(p.num_rows, kUnit);
+#endif
   for (int64_t begin = 0; begin < w.num_inputs; begin += kWholeInputs) {
     const int64_t end = min_of(begin + kWholeInputs, padded_inputs(w));
     const int64_t num_quads = (end - begin) / 4;
@@ -209,6 +229,12 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
         _mm512_store_si512(to, first), _mm512_store_si512(to + kLanes, second);
       }
     }
+#if VLLM_LITE_HAS_GROUPED_TILES
+    // Up to a whole step: what x has there is no input.
+    if (num_quads % kLineQuads > 0) {
+      memset(quads + num_quads * kPanel, 0, kLineQuads / 2 * kPanel * sizeof *quads);
+    }
+#endif
     const bool is_last = end >= w.num_inputs;
     const WholeOutputs<kShifted, Out> outputs(p, panel, weights);
     const int64_t num_tiles = ceil_divide(p.num_rows, kWholeRows);
@@ -217,6 +243,21 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
     for (int64_t tiles = num_tiles; tiles > 0; --tiles) {
       const int64_t height = ceil_divide(p.num_rows - row, tiles);
       const char* x = rows + row * stride;
+#if VLLM_LITE_HAS_GROUPED_TILES
+      auto ask = [at = ahead.at, size = kLineQuads * ahead.step]() mutable {
+        for (const uint8_t* stop = at + size; at < stop; at += kLine) __builtin_prefetch(at, 0, 2);
+      };
+      tiles_of_rows.shape(height);
+      tiles_of_rows.multiply_bytes(x + begin, stride, quads, end - begin, begin > 0, ask,
+                                   before[row]);
+      for (int64_t r = 0; is_last && r < height; ++r) {
+        const WholeRow of = whole_row(w, x + r * stride);
+        const __m512i excess = _mm512_set1_epi32(of.excess);
+        const int32_t* sums = before[row + r];
+        outputs.store_row(row + r, of, _mm512_add_epi32(_mm512_load_si512(sums), excess),
+                          _mm512_add_epi32(_mm512_load_si512(sums + kLanes), excess));
+      }
+#else
       with_constant<kWholeRows>(height, [&](auto count) {
         add_quads<decltype(count)::value>(
             quads, num_quads, x + begin, stride, ahead,
@@ -233,6 +274,7 @@ static inline void multiply_whole(const GroupedProduct& p, int64_t panel) {
               }
             });
       });
+#endif
       row += height;
       ahead.at += ahead.step * num_quads;
     }
@@ -247,14 +289,15 @@ static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
   const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
   const char* rows = reinterpret_cast<const char*>(p.x);
   const QuadCodes codes;
-  // Even and odd quads apart, as one multiplication waits for the one before.
-  __m512i sums[2][kRows][kPanelVectors];
-#pragma GCC unroll 4
+  // One multiplication waits for the one before: quads of few rows in turn have sums of their own.
+  constexpr int kSets = kRows <= 4 ? 2 : 1;
+  __m512i sums[kSets][kRows][kPanelVectors];
+#pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kPanelVectors; ++v) {
       sums[0][r][v] = _mm512_set1_epi32(whole_row(w, rows + r * stride).excess);
-      sums[1][r][v] = _mm512_setzero_si512();
+      if constexpr (kSets > 1) sums[1][r][v] = _mm512_setzero_si512();
     }
   }
   WeightSums weights;
@@ -271,8 +314,8 @@ static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
       const __m512i first = bit_cast<__m512i>(readers[0][quad]);
       const __m512i second = bit_cast<__m512i>(readers[1][quad]);
       if constexpr (kShifted) weights.add(first, second);
-      auto& sum = sums[quad % 2];
-#pragma GCC unroll 4
+      auto& sum = sums[quad % kSets];
+#pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
         int32_t four;
         memcpy(&four, x + r * stride + 4 * quad, sizeof four);
@@ -282,11 +325,14 @@ static inline void multiply_few_whole(const GroupedProduct& p, int64_t panel) {
     }
   }
   const WholeOutputs<kShifted, Out> outputs(p, panel, weights);
-#pragma GCC unroll 4
+#pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
-    outputs.store_row(r, whole_row(w, rows + r * stride),
-                      _mm512_add_epi32(sums[0][r][0], sums[1][r][0]),
-                      _mm512_add_epi32(sums[0][r][1], sums[1][r][1]));
+    auto& sum = sums[0][r];
+    if constexpr (kSets > 1) {
+      sum[0] = _mm512_add_epi32(sum[0], sums[1][r][0]);
+      sum[1] = _mm512_add_epi32(sum[1], sums[1][r][1]);
+    }
+    outputs.store_row(r, whole_row(w, rows + r * stride), sum[0], sum[1]);
   }
 }
 

@@ -65,41 +65,82 @@ class GroupedTiles {
   // sums [rows, kPanel] = x by pairs [count / 2, kPanel]; rows of x are `stride` bytes apart.
   void multiply(const char* x, int64_t stride, const uint32_t* pairs, int64_t count,
                 float* sums) const {
-    shaped_ > kTileHeight ? multiply<true>(x, stride, pairs, count, sums)
-                          : multiply<false>(x, stride, pairs, count, sums);
+    multiply_words<Pairs>(x, stride, pairs, count / 2, false, [] {}, sums);
+  }
+
+  // sums [rows, kPanel] = bytes of x by unsigned ones [count / 4, kPanel], which are zeros up to a whole
+  // step; plus `sums` themselves if has_sums. Calls before_step() before each step.
+  template <class BeforeStep>
+  void multiply_bytes(const char* x, int64_t stride, const uint32_t* quads, int64_t count,
+                      bool has_sums, BeforeStep&& before_step, int32_t* sums) const {
+    multiply_words<Quads>(x, stride, quads, count / 4, has_sums, before_step, sums);
   }
 
  private:
   static constexpr int kX = 4, kWeights = 6;
-  static constexpr int64_t kPairBytes = kPanel * 4;
+  static constexpr int64_t kLineBytes = kPanel * 4;
 
-  template <bool kIsTall>
-  void multiply(const char* x, int64_t stride, const uint32_t* pairs, int64_t count,
-                float* sums) const {
-    zero_tile<0>();
-    zero_tile<1>();
-    if constexpr (kIsTall) {
-      zero_tile<2>();
-      zero_tile<3>();
+  struct Pairs {
+    template <int kSums, int kA, int kB>
+    static void add() {
+      add_bfloat16_products<kSums, kA, kB>();
     }
-    for (int64_t i = 0; i < count; i += step_) {
-      const uint32_t* weights = pairs + i / 2 * kPanel;
-      load_tile<kWeights>(weights, kPairBytes);
-      load_tile<kWeights + 1>(weights + kHalfPanel, kPairBytes);
-      load_tile<kX>(x + 2 * i, stride);
-      add_bfloat16_products<0, kX, kWeights>();
-      add_bfloat16_products<1, kX, kWeights + 1>();
+  };
+  struct Quads {
+    template <int kSums, int kA, int kB>
+    static void add() {
+      add_byte_products<kSums, kA, kB>();
+    }
+  };
+
+  template <class Products, class BeforeStep, class Sum>
+  void multiply_words(const char* x, int64_t stride, const uint32_t* weights, int64_t num_words,
+                      bool has_sums, BeforeStep&& before_step, Sum* sums) const {
+    const auto multiply = [&](auto is_tall) {
+      multiply_block<Products, decltype(is_tall)::value>(x, stride, weights, num_words, has_sums,
+                                                         before_step, sums);
+    };
+    shaped_ > kTileHeight ? multiply(std::true_type{}) : multiply(std::false_type{});
+  }
+
+  template <class Products, bool kIsTall, class BeforeStep, class Sum>
+  void multiply_block(const char* x, int64_t stride, const uint32_t* weights, int64_t num_words,
+                      bool has_sums, BeforeStep&& before_step, Sum* sums) const {
+    Sum* const lower = sums + kTileHeight * kPanel;
+    if (has_sums) {
+      load_tile<0>(sums, kLineBytes);
+      load_tile<1>(sums + kHalfPanel, kLineBytes);
       if constexpr (kIsTall) {
-        load_tile<kX + 1>(x + kTileHeight * stride + 2 * i, stride);
-        add_bfloat16_products<2, kX + 1, kWeights>();
-        add_bfloat16_products<3, kX + 1, kWeights + 1>();
+        load_tile<2>(lower, kLineBytes);
+        load_tile<3>(lower + kHalfPanel, kLineBytes);
+      }
+    } else {
+      zero_tile<0>();
+      zero_tile<1>();
+      if constexpr (kIsTall) {
+        zero_tile<2>();
+        zero_tile<3>();
       }
     }
-    store_tile<0>(sums, kPairBytes);
-    store_tile<1>(sums + kHalfPanel, kPairBytes);
+    const int64_t step = step_ / 2;
+    for (int64_t i = 0; i < num_words; i += step, weights += step * kPanel) {
+      before_step();
+      load_tile<kWeights>(weights, kLineBytes);
+      load_tile<kWeights + 1>(weights + kHalfPanel, kLineBytes);
+      load_tile<kX>(x + 4 * i, stride);
+      Products::template add<0, kX, kWeights>();
+      Products::template add<1, kX, kWeights + 1>();
+      if constexpr (kIsTall) {
+        load_tile<kX + 1>(x + kTileHeight * stride + 4 * i, stride);
+        Products::template add<2, kX + 1, kWeights>();
+        Products::template add<3, kX + 1, kWeights + 1>();
+      }
+    }
+    store_tile<0>(sums, kLineBytes);
+    store_tile<1>(sums + kHalfPanel, kLineBytes);
     if constexpr (kIsTall) {
-      store_tile<2>(sums + kTileHeight * kPanel, kPairBytes);
-      store_tile<3>(sums + kTileHeight * kPanel + kHalfPanel, kPairBytes);
+      store_tile<2>(lower, kLineBytes);
+      store_tile<3>(lower + kHalfPanel, kLineBytes);
     }
   }
 

@@ -24,8 +24,6 @@ const KernelTable& kernels() {
     KernelTable made = {};
     made.attention = &amx::kAttention;
     made.linear = amx::linear;
-    made.quantize_rows = amx::quantize_rows;
-    made.quantized_product = amx::quantized_product;
     made.widen_rows = amx::widen_rows;
     made.grouped_product = amx::grouped_product;
     return made;
@@ -89,11 +87,6 @@ EXPORT void vllm_lite_gated_linear(const Word* words) {
   gated_linear(call.p, call.num_tokens);
 }
 
-EXPORT void vllm_lite_quantized_linear(const Word* words) {
-  const auto call = struct_of<LinearFields<QuantizedLinear>, 0>(words);
-  quantized_linear(call.p, call.num_tokens);
-}
-
 EXPORT void vllm_lite_grouped_linear(const Word* words) {
   const auto call = struct_of<LinearFields<GroupedLinear>, 0>(words);
   grouped_linear(call.p, call.num_tokens);
@@ -110,9 +103,5 @@ EXPORT void vllm_lite_encoder_attention(const Word* words) {
 }
 
 EXPORT void vllm_lite_set_num_threads(const Word* words) { set_num_threads(*words); }
-
-EXPORT void vllm_lite_set_ggml_book(const Word* words) {
-  ggml_books[words[0].bits] = words[1];
-}
 
 EXPORT int64_t vllm_lite_tiles_multiply_rightly() { return amx::tiles_multiply_rightly(); }
