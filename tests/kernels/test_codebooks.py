@@ -44,7 +44,8 @@ def test_kernels_of_cpus(num_books: int, dtype: torch.dtype, number: torch.dtype
         assert torch.equal(cpu.grouped_lookup(packed, ids, dtype), values[ids].to(dtype))
         x, bias = torch.randn(66, inputs).to(dtype), torch.randn(outputs)
         whole = cpu.grouped_linear(x, packed, bias, torch.float32)
-        if _cpu.selected_isa() == "avx512_bf16" and dtype is number is torch.bfloat16:
+        has_pairs = _cpu.selected_isa() in ("avx512_bf16", "amx")
+        if has_pairs and dtype is number is torch.bfloat16:
             # Pairs of bfloat16 have rounded sums.
             plain = replace(weight, scales=torch.ones_like(weight.scales))
             numbers = reference.grouped_lookup(plain, torch.arange(outputs), torch.float32)

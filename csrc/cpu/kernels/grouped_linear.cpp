@@ -478,7 +478,8 @@ static void multiply_by_pairs(GroupedProduct p, int64_t begin, int64_t end, floa
     using Codes = std::remove_cvref_t<decltype(codes)>;
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t output = panel * kPanel;
-      if (p.num_rows <= kFewTileRows) {
+      // Floats of books are not rounded to their pairs.
+      if (p.num_rows <= kFewTileRows && !has_books(*p.weight)) {
         multiply_few_rows<BySteps<Codes>, Codes, kFewTileRows>(p, codes, panel, 2, results);
       } else {
         memset(results, 0, p.num_rows * kPanel * sizeof(float));
@@ -517,8 +518,7 @@ void widen_rows(const WidenRows& p, int64_t begin_row, int64_t end_row) {
 void grouped_product(const GroupedProduct& p, int64_t begin_panel, int64_t end_panel) {
   alignas(64) float results[kGroupedRows * kPanel];
 #if VLLM_LITE_HAS_GROUPED_PAIRS
-  // On tiles few rows are multiplied by floats, to which books' numbers are not rounded.
-  if (p.are_brief && !(VLLM_LITE_HAS_TILES ? has_books(*p.weight) : has_half_books(*p.weight))) {
+  if (p.are_brief && !has_half_books(*p.weight)) {
 #if VLLM_LITE_HAS_WHOLE_ROWS
     if (is_whole(p.rounding, *p.weight)) {
       for (int64_t panel = begin_panel; panel < end_panel; ++panel) multiply_whole(p, panel);

@@ -62,14 +62,16 @@ class GroupedTiles {
     configure_tiles(shapes);
   }
 
-  // sums [rows, kPanel] = x by pairs [count / 2, kPanel]; rows of x are `stride` bytes apart.
+  // sums [rows, kPanel] = x by pairs [count / 2, kPanel]; rows of x are `stride` bytes apart. Calls
+  // before_step() before each step.
+  template <class BeforeStep>
   void multiply(const char* x, int64_t stride, const uint32_t* pairs, int64_t count,
-                float* sums) const {
-    multiply_words<Pairs>(x, stride, pairs, count / 2, false, [] {}, sums);
+                BeforeStep&& before_step, float* sums) const {
+    multiply_words<Pairs>(x, stride, pairs, count / 2, false, before_step, sums);
   }
 
   // sums [rows, kPanel] = bytes of x by unsigned ones [count / 4, kPanel], which are zeros up to a whole
-  // step; plus `sums` themselves if has_sums. Calls before_step() before each step.
+  // step; plus `sums` themselves if has_sums.
   template <class BeforeStep>
   void multiply_bytes(const char* x, int64_t stride, const uint32_t* quads, int64_t count,
                       bool has_sums, BeforeStep&& before_step, int32_t* sums) const {
@@ -164,39 +166,103 @@ static inline void add_scaled(const float* sums, int64_t count, const GroupScale
   }
 }
 
+// A panel's pairs, made a span of kSegment inputs ahead of the products, for a vector of a unit at a
+// time between their steps: tiles and vectors are busy together. Without steps to hide behind they are
+// made when they are needed.
+template <class Codes>
+class PairsAhead {
+ public:
+  PairsAhead(const GroupedWeight& w, const PairCodes<Codes>& codes, int64_t panel,
+             int64_t steps_of_span)
+      : codes_(codes),
+        unit_(w.codes + panel * grouped_panel_bytes(w)),
+        unit_bytes_(kUnit * kPanel * w.bits / 8),
+        units_left_(padded_inputs(w) / kUnit),
+        steps_of_span_(steps_of_span) {
+    if (steps_of_span_ > 0) begin_span();
+  }
+
+  // Those of the next span.
+  const uint32_t* next() {
+    if (steps_of_span_ == 0) {
+      begin_span();
+      for (; left_ > 0; left_ -= 2) make(0, 2);
+      return pairs_[0];
+    }
+    while (left_ > 0) make_next();
+    const uint32_t* made = pairs_[is_second_];
+    is_second_ = !is_second_;
+    begin_span();
+    return made;
+  }
+
+  void step() {
+    for (int64_t i = 0; left_ > 0 && i < per_step_; ++i) make_next();
+  }
+
+ private:
+  void begin_span() {
+    const int64_t num_units = min_of<int64_t>(units_left_, kSegment / kUnit);
+    units_left_ -= num_units;
+    left_ = 2 * num_units;
+    if (steps_of_span_ > 0) per_step_ = ceil_divide(left_, steps_of_span_);
+    to_ = pairs_[is_second_];
+  }
+
+  void make_next() {
+    const int v = left_-- % 2;
+    make(v, v + 1);
+  }
+
+  // The vectors from `begin` to `end` of a unit, of which there are two.
+  void make(int begin, int end) {
+    constexpr int64_t kAhead = 8192;
+    for (int64_t line = 0; begin == 0 && line < unit_bytes_; line += kLine) {
+      __builtin_prefetch(unit_ + kAhead + line);
+    }
+    make_numbers<kUnit / 2>(codes_, unit_, begin, end, to_);
+    if (end < 2) return;
+    unit_ += unit_bytes_;
+    to_ += kUnit / 2 * kPanel;
+  }
+
+  const PairCodes<Codes>& codes_;
+  const uint8_t* unit_;
+  int64_t unit_bytes_, units_left_, steps_of_span_;
+  int64_t left_ = 0, per_step_ = 0;  // vectors of the span that is made
+  alignas(64) uint32_t pairs_[2][kSegment / 2 * kPanel];
+  bool is_second_ = false;
+  uint32_t* to_ = nullptr;
+};
+
 // All rows by a panel; results [T, kPanel].
 template <class Codes>
 void multiply_on_tiles(const GroupedProduct& p, const PairCodes<Codes>& codes, int64_t panel,
                        GroupedTiles& tiles, float* results) {
   static_assert(kLanes == kHalfPanel);
-  constexpr int64_t kAhead = 8192;
   const GroupedWeight& w = *p.weight;
-  const int64_t stride = wide_row_floats(w), unit_bytes = kUnit * kPanel * w.bits / 8;
-  const uint8_t* unit = w.codes + panel * grouped_panel_bytes(w);
-  const int64_t pairs_at = pairs_of_row(w), groups_before = panel * num_groups(w);
+  const int64_t stride = wide_row_floats(w), pairs_at = pairs_of_row(w);
+  const int64_t groups_before = panel * num_groups(w);
+  const int64_t num_blocks = tiles.num_blocks();
   const bool has_minimum = has_minimums(w);
-  alignas(64) uint32_t pairs[kSegment / 2 * kPanel];
   alignas(64) float sums[2 * kTileHeight * kPanel];
   SegmentOfX of_x(p);
+  PairsAhead<Codes> ahead(w, codes, panel,
+                          num_blocks > 1 ? num_blocks * (kSegment / step_of(w)) : 0);
   for (int64_t span = 0; span < w.num_inputs; span += kSegment) {
-    const int64_t span_end = min_of(span + kSegment, padded_inputs(w));
-    for (int64_t i = span; i < span_end; i += kUnit, unit += unit_bytes) {
-      for (int64_t line = 0; line < unit_bytes; line += kLine) {
-        __builtin_prefetch(unit + kAhead + line);
-      }
-      make_numbers<kUnit / 2>(codes, unit, 0, 2, pairs + (i - span) / 2 * kPanel);
-    }
-    for (int64_t first = span; first < min_of(span_end, w.num_inputs); ++of_x) {
+    const uint32_t* pairs = ahead.next();
+    for (int64_t first = span; first < min_of(span + kSegment, w.num_inputs); ++of_x) {
       const int64_t group = first / w.group_size, end = segment_end(w, first, group);
       const GroupScale of[2] = {group_scale<PairCodes<Codes>>(w, panel, groups_before + group, 0),
                                 group_scale<PairCodes<Codes>>(w, panel, groups_before + group, 1)};
       int64_t row = 0;
-      for (int64_t blocks = tiles.num_blocks(); blocks > 0; --blocks) {
+      for (int64_t blocks = num_blocks; blocks > 0; --blocks) {
         const int64_t count = ceil_divide(p.num_rows - row, blocks);
         tiles.shape(count);
         const float* x = p.x + row * stride;
         tiles.multiply(reinterpret_cast<const char*>(x + pairs_at) + 2 * first, 4 * stride,
-                       pairs + (first - span) / 2 * kPanel, end - first, sums);
+                       pairs + (first - span) / 2 * kPanel, end - first, [&] { ahead.step(); },
+                       sums);
         add_scaled(sums, count, of, has_minimum, of_x.from_row(row), results + row * kPanel);
         row += count;
       }
