@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kernels.arguments import count, duration, output_file
 from peers.machine import describe_machine
 
 from vllm_lite import _cpu
@@ -89,9 +90,10 @@ def text(record: Record) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of calls for each case")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "amx.json")
+    parser.add_argument("--rounds", type=count, default=3)
+    parser.add_argument("--seconds", type=duration, default=0.3, help="of calls for each case")
+    results = ROOT / "benchmarks" / "results" / "amx.json"
+    parser.add_argument("--output", type=output_file, default=results)
     args = parser.parse_args()
     if TILES not in _cpu.supported_isas():
         print(f"this processor has no AMX: its kernels are {', '.join(_cpu.supported_isas())}")

@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from kernels.arguments import count, output_file
 from kernels.case import SHAPES
 from kernels.limits import Limits, measure_limits, typical
 from kernels.linear import layer_sizes
@@ -253,10 +253,10 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", metavar="NAME,...", help="beside bf16")
-    parser.add_argument("--layers", type=int, default=2, help="of 22; the head is whole")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--layers", type=count, default=2, help="of 22; the head is whole")
+    parser.add_argument("--rounds", type=count, default=15)
     parser.add_argument("--few-rows", default="", metavar="N,...", help="time these numbers too")
-    parser.add_argument("--output-json", type=Path)
+    parser.add_argument("--output-json", type=output_file)
     args = parser.parse_args()
     try:
         few = [int(number) for number in args.few_rows.split(",") if number]

@@ -22,13 +22,13 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 # As in an engine's process: threads of torch that spin would take the kernels' processors.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+from kernels.arguments import count, duration, output_file
 from kernels.case import SHAPES, Timing, measure
 from kernels.limits import Limits, measure_limits, typical
 from peers.machine import describe_machine
@@ -93,12 +93,10 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(FAMILIES), metavar=",".join(FAMILIES))
     parser.add_argument("--shape", choices=SHAPES, default="demo")
     parser.add_argument("--match", default="", help="only cases whose line holds this text")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of calls for each case")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--output-json", type=Path)
+    parser.add_argument("--seconds", type=duration, default=0.3, help="of calls for each case")
+    parser.add_argument("--rounds", type=count, default=1)
+    parser.add_argument("--output-json", type=output_file)
     args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}: give 1 or more")
     chosen = args.only.split(",")
     if unknown := set(chosen) - set(FAMILIES):
         parser.error(f"--only knows {','.join(FAMILIES)}, not {','.join(sorted(unknown))}")
