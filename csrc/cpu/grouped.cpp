@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -37,6 +38,14 @@ WidenRows widening_of(const GroupedLinear& p, int64_t row, float* rows) {
           p.rounding};
 }
 
+// Whether what rows are rounded to are bfloat16's numbers: of given values not all may be.
+bool rounds_to_brief(const RowRounding& by) {
+  for (int64_t i = 0; by.values != nullptr && i < by.num_values; ++i) {
+    if (std::bit_cast<uint32_t>(by.values[i]) & 0xffffu) return false;
+  }
+  return true;
+}
+
 int64_t count_panels(const GroupedWeight& weight) {
   return ceil_divide(weight.num_outputs, kPanel);
 }
@@ -47,8 +56,9 @@ GroupedProduct product_of(const GroupedLinear& p, int64_t row, int64_t count, co
   void* out = const_cast<char*>(row_of(p.out, p.out_dtype, p.out_stride, row));
   const RowRounding& by = p.rounding;
   const bool are_codes = has_codes(by, *p.weight);
+  const bool are_products = by.group_size == 0 || are_powers(by.scales);
   const bool are_brief =
-      are_codes || (p.dtype == DType::kBFloat16 && (by.group_size == 0 || are_powers(by.scales)));
+      (are_codes || (p.dtype == DType::kBFloat16 && are_products)) && rounds_to_brief(by);
   return {x,           are_brief, are_codes ? by : RowRounding{}, count, p.weight, p.bias,
           p.out_dtype, out,       p.out_stride};
 }
