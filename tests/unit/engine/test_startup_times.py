@@ -1,8 +1,10 @@
-"""A core that shares its process times its own start, however many there were before."""
+"""A core that shares its process: it times its own start, and may be closed before it begins."""
 
 from __future__ import annotations
 
+import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,21 @@ def test_a_core_in_a_thread_leaves_its_callers_times_alone() -> None:
     timeline.mark("config")
     in_a_thread(engine_config())
     assert [name for name, _ in timeline.take()] == ["config"]
+
+
+def test_a_core_whose_thread_begins_after_the_close_ends_without_an_error() -> None:
+    closed = threading.Event()
+
+    class Late(CoreThread):
+        def _run(self, *words: Any) -> None:
+            closed.wait(5.0)
+            super()._run(*words)
+            ended.set()
+
+    ended = threading.Event()
+    core = Late(Scripted(None))
+    core.start(engine_config())
+    core.kill()
+    core.close()
+    closed.set()
+    assert ended.wait(5.0)

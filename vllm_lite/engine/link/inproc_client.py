@@ -42,8 +42,10 @@ class CoreThread(StartedCore):
         self._thread: threading.Thread | None = None
 
     def start(self, config: VllmConfig) -> None:
+        # Duplicated here: a handle that is closed at once does not wait for the thread.
+        heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._thread = threading.Thread(
-            target=self._run, args=(config,), name="engine-core", daemon=True
+            target=self._run, args=(config, heartbeat), name="engine-core", daemon=True
         )
         self._thread.start()
 
@@ -62,10 +64,9 @@ class CoreThread(StartedCore):
             self._core_end.close()
         super().close()
 
-    def _run(self, config: VllmConfig) -> None:
+    def _run(self, config: VllmConfig, heartbeat: Heartbeat) -> None:
         timeline.restart()
         channel = CoreChannel([self._core_end])
-        heartbeat = Heartbeat(os.dup(self.heartbeat.fd))
         self._error = CoreLoop(channel, heartbeat).run(
             lambda: EngineCore(config, self._make_executor)
         )
