@@ -111,11 +111,48 @@ def test_other_requests_never_change_a_bit() -> None:
         assert torch.equal(alone.attend(), outputs[begin:end])
 
 
+def in_halves(cache: torch.Tensor) -> torch.Tensor:
+    """The same cache with each block as two."""
+    blocks, heads, slots, size = cache.shape
+    halves = cache.view(blocks, heads, 2, slots // 2, size).transpose(1, 2)
+    return halves.reshape(2 * blocks, heads, slots // 2, size)
+
+
 @pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("size", [32, 64, 128])
+@pytest.mark.parametrize("window", [0, 70])
+def test_keys_as_stored_give_the_bits_of_packed_ones(size: int, window: int) -> None:
+    """Blocks of eight slots hold no whole tile of keys, so theirs are packed."""
+    case = replace(
+        batch([(1, 15), (1, 200), (4, 530)], size=size, dtype=torch.bfloat16),
+        sliding_window=window,
+    )
+    table = case.block_table.repeat_interleave(2, dim=1) * 2
+    table[:, 1::2] += 1
+    packed = replace(
+        case,
+        key_cache=in_halves(case.key_cache),
+        value_cache=in_halves(case.value_cache),
+        block_table=table,
+    )
+    assert torch.equal(case.attend(), packed.attend())
+
+
+@pytest.mark.usefixtures("tiles")
+def test_slots_behind_the_last_key_may_hold_anything() -> None:
+    case = batch([(1, 37)], dtype=torch.bfloat16)
+    expected = case.attend()
+    for cache in (case.key_cache, case.value_cache):
+        cache[case.block_table[0, 2], :, 5:] = torch.nan
+    assert torch.equal(case.attend(), expected)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("size", [40, 64])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_non_finite_values_stay_within_their_request(bad: float) -> None:
+def test_non_finite_values_stay_within_their_request(bad: float, size: int) -> None:
     """Neither another request's numbers nor what scratch memory holds is ever multiplied."""
-    case = batch([(3, 40), (3, 40)], size=40, dtype=torch.bfloat16)
+    case = batch([(3, 40), (3, 40)], size=size, dtype=torch.bfloat16)
     expected = case.attend()
     for cache in (case.key_cache, case.value_cache):
         cache[case.block_table[0, 0]] = bad

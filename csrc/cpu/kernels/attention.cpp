@@ -103,11 +103,24 @@ inline void score_rows(const typename Dot::Element* query, int64_t row_size,
   if constexpr (R >= kTallRows) ahead.ask(steps);
 }
 
-// Whether keys may be used as they are stored: in bfloat16, by AVX2, or as pairs by AVX-512. Others
-// take longer than packing them, or were not measured.
+// Whether vectors may be of keys as they are stored: in bfloat16, by AVX2, or as pairs by AVX-512.
+// Others take longer than packing them, or were not measured.
 template <class Dot, class Cache>
 constexpr bool kUsesStored = sizeof(Cache) == 2 && !Dot::kIsOnTiles &&
                              (kLanes == 8 || (kLanes == 16 && Dot::kKeysPerStep == 2));
+
+// Whether a tile's rows use keys as they are stored: few rows, as a single token's heads are, where
+// blocks of the cache hold whole groups of keys. An encoder's rows may end anywhere.
+template <class Dot, class Cache>
+bool uses_stored_keys(const Attention& p, int64_t num_rows) {
+  if (p.num_ahead != 0) return false;
+  if constexpr (Dot::kIsOnTiles) {
+    return sizeof(Cache) == 2 && num_rows <= Dot::kMaxStoredRows &&
+           p.block_size % Dot::kMaxStoredRows == 0 && p.keys.size % (2 * kLanes) == 0;
+  }
+  return kUsesStored<Dot, Cache> && num_rows <= kMaxStoredRows && p.block_size % 4 == 0 &&
+         p.keys.size * sizeof(Cache) % 16 == 0;
+}
 
 // The same of keys in the cache, which are transposed on their way into registers: packing them
 // first takes few rows longer, and reading them is spread more evenly.
@@ -296,7 +309,7 @@ template <class Element, class Value>
 struct PackedBlock {
   int64_t position;  // of the first key
   int64_t num_keys;
-  const Element* keys;              // or null: those of `stored_keys` are used
+  const Element* keys;              // or null: those of `stored_keys` are used, or were on tiles
   const Value* const* values;
   const RowScales* scales;          // or null
   const Value* const* stored_keys = nullptr;
@@ -357,8 +370,12 @@ template <class Dot, class Value>
   alignas(64) float rescales[kMostGroupRows];
   const SoftmaxRows softmax = {count, scores, rows.maxima + first, rows.sums + first, rescales};
   if constexpr (Dot::kIsOnTiles) {
-    rows.unit.score(rows.query + first * rows.query_size, count, rows.query_size, block.keys,
-                    Dot::steps(p.keys.size), ahead, scores);
+    if (block.keys == nullptr) {
+      rows.unit.turn_scores(first, count, block.num_keys, scores);
+    } else {
+      rows.unit.score(rows.query + first * rows.query_size, count, rows.query_size, block.keys,
+                      Dot::steps(p.keys.size), ahead, scores);
+    }
     update_softmax<Dot>(p, block.scales, biases, seen, ahead, softmax);
     rows.unit.add_values(scores, rescales, count, block.values[0], rows.value_size, ahead,
                          rows.values + first * rows.value_size);
@@ -426,18 +443,20 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
   for (int64_t r = 0; r < num_rows; ++r) rows.maxima[r] = -INFINITY, rows.sums[r] = Vec{};
   memset(rows.values, 0, num_rows * value_size * sizeof(float));
   pack_query<Dot>(p, tile, query_size, query);
-  if constexpr (Dot::kIsOnTiles) clear_keys_beyond(p.keys.size, keys);
+  const bool is_few = uses_stored_keys<Dot, Cache>(p, num_rows);
+  if constexpr (Dot::kIsOnTiles) {
+    if (is_few) {
+      unit.spread_queries(query, num_rows, query_size, Dot::steps(p.keys.size), keys);
+    } else {
+      clear_keys_beyond(p.keys.size, keys);
+    }
+  }
 
   const Positions seen(p, of), later(p, after);
-  // A single token's heads may use keys as they are stored, if blocks of a cache hold whole fours
-  // of them; an encoder's rows may end anywhere.
-  const bool is_few = kUsesStored<Dot, Cache> && num_rows <= kMaxStoredRows &&
-                      p.block_size % 4 == 0 && p.num_ahead == 0 &&
-                      p.keys.size * sizeof(Cache) % 16 == 0;
   // Values are converted once for all rows, unless only one group uses them.
   const bool convert = Dot::kIsOnTiles || value_size != p.values.size || sizeof(Cache) == 1 ||
                        (sizeof(Cache) == 2 && num_rows > (is_few ? kMaxStoredRows : kMaxRows));
-  const bool pack = convert || !is_few;
+  const bool pack = !is_few || (convert && !Dot::kIsOnTiles);
   KeyBlock<Cache> blocks[2];
   const Element* packed_values[kKeys];
   RowScales scales;
@@ -454,6 +473,13 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     RowsAhead ahead(p, next);
     if (p.has_row_scales) load_scales(p, block, scales);
     if (pack) pack_keys(p.keys, block, ahead, scratch.gathered, keys);
+    if constexpr (Dot::kIsOnTiles && sizeof(Cache) == 2) {
+      // Before the values are packed, which hides how long the products take.
+      if (!pack) {
+        unit.score_stored(keys, num_rows, block.keys(), p.keys.row_stride, block.count,
+                          Dot::steps(p.keys.size), ahead, scratch.scores);
+      }
+    }
     if (convert) {
       pack_values<Dot>(block, ahead, p.values.size, value_size,
                        reinterpret_cast<Element*>(scratch.values), packed_values);
@@ -473,8 +499,8 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
           continue;
         }
       }
-      const PackedBlock<Element, Element> packed = {key, block.count, keys, packed_values,
-                                                    used_scales};
+      const PackedBlock<Element, Element> packed = {key, block.count, pack ? keys : nullptr,
+                                                    packed_values, used_scales};
       attend_rows<Dot>(p, tile, rows, first, count, packed, ahead, scratch.scores);
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/isa.h"
+#include "cpu/kernels/amx/tiles.h"
 #include "cpu/kernels/cached_numbers.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/powers.h"
@@ -191,7 +192,8 @@ void locate_keys(const Attention& p, const AttentionTile& tile, int64_t begin, i
 
 // Blocks of a cache are scattered in memory, beyond the hardware prefetcher. So all work on a
 // block prefetches rows of the next one, little by little: memory takes as long to load a block as
-// a few query rows take to use it, and a burst of requests would stall.
+// a few query rows take to use it, and a burst of requests would stall. A Xeon with tiles waits for
+// few lines at once in its first cache, too.
 class RowsAhead {
  public:
   template <class Cache>
@@ -199,7 +201,7 @@ class RowsAhead {
       : rows_(reinterpret_cast<const char* const*>(block.rows)),
         row_bytes_(max_of(p.keys.size, p.values.size) * sizeof(Cache) +
                    (p.has_row_scales ? sizeof(float) : 0)),
-        asks_second_cache_(asks_second_cache()) {}
+        asks_second_cache_(VLLM_LITE_HAS_TILES || asks_second_cache()) {}
   void ask(int64_t count) {
     for (; count > 0 && next_ < 2 * kKeys; --count) {
       const char* row = rows_[next_++];
@@ -315,14 +317,26 @@ template <class Dot, class Cache>
 void pack_values(const KeyBlock<Cache>& block, RowsAhead& next, int64_t size, int64_t row_size, typename Dot::Element* packed,
                  const typename Dot::Element* (&rows)[kKeys]) {
   RowsAhead ahead = next;
+  constexpr bool kTwo = requires(const Cache* const* from, Vec value) {
+    Dot::load_values(from, 0, 0, value, value);
+  };
   for (int64_t step = 0; step < ceil_divide(block.count, Dot::kKeysPerStep); ++step) {
-    for_each_vector(size, [&](int64_t d, int64_t count) {
-      const Vec elements = Dot::load_values(block.values(), step, d, count);
-      memcpy(packed + d, &elements, sizeof elements);
+    int64_t done = 0;
+    if constexpr (kTwo) {
+      for (; done + 2 * kLanes <= size; done += 2 * kLanes) {
+        Vec first, second;
+        Dot::load_values(block.values(), step, done, first, second);
+        memcpy(packed + done, &first, sizeof first);
+        memcpy(packed + done + kLanes, &second, sizeof second);
+      }
+    }
+    for_each_vector(size - done, [&](int64_t d, int64_t count) {
+      const Vec elements = Dot::load_values(block.values(), step, done + d, count);
+      memcpy(packed + done + d, &elements, sizeof elements);
     });
     rows[step] = packed;
     packed += row_size;
-    ahead.ask(2);
+    ahead.ask(1);
   }
   if constexpr (Dot::kIsOnTiles) {
     const int64_t missing = (kKeys - block.count) / Dot::kKeysPerStep;

@@ -1,9 +1,10 @@
 // Attention's two GEMMs on tiles: scores of query rows and a block of keys, and weighted sums of
 // its values.
 //
-// Packed keys and values have the tiles' layout, in pairs. The unit has its own order of sums,
-// so all rows use it, few or many, and always in whole blocks padded with zeros: a row's
-// result depends on nothing else.
+// Packed keys and values have the tiles' layout, in pairs. Keys may also be used as they are stored:
+// they are then the rows that are multiplied, and the queries the pairs, which gives the same sums.
+// The unit has its own order of sums, so all rows use it, few or many, and always in whole blocks
+// padded with zeros: a row's result depends on nothing else.
 #pragma once
 
 #include "cpu/kernels/amx/tiles.h"
@@ -49,6 +50,55 @@ class AttentionTiles {
     }
   }
 
+  // The products of score() with keys as they are stored, `key_stride` numbers apart in each group of
+  // kTileHeight: behind kTileHeight rows of `scores`, [num_keys, kTileHeight]. `spread` is what
+  // spread_queries() made of `count` rows.
+  void score_stored(const uint32_t* spread, int64_t count, const BFloat16* const* keys,
+                    int64_t key_stride, int64_t num_keys, int64_t steps, RowsAhead& ahead,
+                    float* scores) {
+    constexpr int kSums = kBlocks, kStored = kBlocks + 1, kQueries = kBlocks + 2;
+    set_height(count);
+    float* to = scores + kTileHeight * kKeys;
+    for (int64_t key = 0; key < num_keys; key += kTileHeight, to += kTileHeight * kTileHeight) {
+      zero_tile<kSums>();
+      for (int64_t step = 0; step < steps; step += kTilePairs) {
+        load_tile<kStored>(keys[key] + 2 * step, key_stride * sizeof(BFloat16));
+        load_tile<kQueries>(spread + step * kTileHeight, kTileRowBytes);
+        add_bfloat16_products<kSums, kStored, kQueries>();
+        ahead.ask(4);
+      }
+      store_tile<kSums>(to, kTileRowBytes);
+    }
+  }
+
+  // Makes `count` rows of scores, from `first` on, of what score_stored() left behind them.
+  static void turn_scores(int64_t first, int64_t count, int64_t num_keys, float* scores) {
+    const float* from = scores + kTileHeight * kKeys + first;
+    for (int64_t key = 0; key < num_keys; key += kTileHeight) {
+      FoursOfRows rows;
+      rows.stride = kTileRowBytes;
+      for (int i = 0; i < kTileHeight; i += 4) {
+        rows.fours[i / 4] = reinterpret_cast<const char*>(from + (key + i) * kTileHeight);
+      }
+      for (int64_t row = 0; row < count; row += 4) {
+        BitsVec words[4];
+        load_words(rows, 4 * row, words);
+        for (int i = 0; i < 4; ++i) store_words(scores + (row + i) * kKeys + key, words[i]);
+      }
+    }
+  }
+
+  // Queries [count, row_size] as pairs [steps, kTileHeight], zeros in the columns of missing rows.
+  static void spread_queries(const uint32_t* query, int64_t count, int64_t row_size, int64_t steps,
+                             uint32_t* spread) {
+    memset(spread, 0, steps * kTileHeight * sizeof *spread);
+    for (int64_t row = 0; row < count; ++row) {
+      for (int64_t step = 0; step < steps; ++step) {
+        spread[step * kTileHeight + row] = query[row * row_size + step];
+      }
+    }
+  }
+
   // sums [count, row_size] = sums * rescales + weights [count, kKeys] by values, which are packed
   // [kKeys / 2, row_size]. Weights are bfloat16 at the start of rows of kKeys floats.
   void add_values(const float* weights, const float* rescales, int64_t count,
@@ -80,7 +130,7 @@ class AttentionTiles {
   // Sums of up to four columns of tiles; rows of queries or weights; keys or values.
   static constexpr int kRows = 4, kBlocks = 5;
   static constexpr int kTilePairs = kTileRowBytes / 4;
-  static_assert(kKeys == 4 * kTilePairs);
+  static_assert(kKeys == 4 * kTilePairs && 2 * kTileHeight <= kMostGroupRows);
 
   template <int N>
   struct Column {
@@ -107,7 +157,7 @@ class AttentionTiles {
         constexpr int kColumn = decltype(v)::value, kBlock = kBlocks + kColumn % 3;
         load_tile<kBlock>(values + step * row_size + kColumn * kTilePairs, row_size * 4);
         add_bfloat16_products<kColumn, kRows, kBlock>();
-        ahead.ask(6);
+        ahead.ask(5);
       });
     }
     for_each_column<N>([&](auto v) {
@@ -130,6 +180,7 @@ class AttentionTiles {
 
 struct BFloat16TileDot : BFloat16PairDot {
   static constexpr int kGroupRows = 2 * kTileHeight;
+  static constexpr int kMaxStoredRows = kTileHeight;
   static constexpr bool kIsOnTiles = true;
   using Unit = AttentionTiles;
 };
