@@ -309,7 +309,7 @@ template <class Element, class Value>
 struct PackedBlock {
   int64_t position;  // of the first key
   int64_t num_keys;
-  const Element* keys;              // or null: those of `stored_keys` are used, or were on tiles
+  const Element* keys;              // null where keys are used as they are stored
   const Value* const* values;
   const RowScales* scales;          // or null
   const Value* const* stored_keys = nullptr;
