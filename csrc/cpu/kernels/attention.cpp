@@ -370,9 +370,7 @@ template <class Dot, class Value>
   alignas(64) float rescales[kMostGroupRows];
   const SoftmaxRows softmax = {count, scores, rows.maxima + first, rows.sums + first, rescales};
   if constexpr (Dot::kIsOnTiles) {
-    if (block.keys == nullptr) {
-      rows.unit.turn_scores(first, count, block.num_keys, scores);
-    } else {
+    if (block.keys != nullptr) {
       rows.unit.score(rows.query + first * rows.query_size, count, rows.query_size, block.keys,
                       Dot::steps(p.keys.size), ahead, scores);
     }
@@ -473,16 +471,15 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
     RowsAhead ahead(p, next);
     if (p.has_row_scales) load_scales(p, block, scales);
     if (pack) pack_keys(p.keys, block, ahead, scratch.gathered, keys);
+    if (convert) {
+      pack_values<Dot>(block, ahead, p.values.size, value_size,
+                       reinterpret_cast<Element*>(scratch.values), packed_values);
+    }
     if constexpr (Dot::kIsOnTiles && sizeof(Cache) == 2) {
-      // Before the values are packed, which hides how long the products take.
       if (!pack) {
         unit.score_stored(keys, num_rows, block.keys(), p.keys.row_stride, block.count,
                           Dot::steps(p.keys.size), ahead, scratch.scores);
       }
-    }
-    if (convert) {
-      pack_values<Dot>(block, ahead, p.values.size, value_size,
-                       reinterpret_cast<Element*>(scratch.values), packed_values);
     }
     // From the first token that sees the block's first key to the last that sees its last.
     const int64_t before = max_of<int64_t>(0, key - p.num_ahead - tile.first_position);
@@ -501,7 +498,9 @@ void attend(const Attention& p, const AttentionSpan& of, const AttentionSpan& af
       }
       const PackedBlock<Element, Element> packed = {key, block.count, pack ? keys : nullptr,
                                                     packed_values, used_scales};
-      attend_rows<Dot>(p, tile, rows, first, count, packed, ahead, scratch.scores);
+      // Stored keys' scores are there already, for all rows.
+      float* scores = scratch.scores + (pack ? 0 : first * kKeys);
+      attend_rows<Dot>(p, tile, rows, first, count, packed, ahead, scores);
     }
   }
   for (int64_t r = 0; r < num_rows; ++r) state[num_rows + r] = reduce_add(rows.sums[r]);

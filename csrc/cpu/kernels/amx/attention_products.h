@@ -50,16 +50,16 @@ class AttentionTiles {
     }
   }
 
-  // The products of score() with keys as they are stored, `key_stride` numbers apart in each group of
-  // kTileHeight: behind kTileHeight rows of `scores`, [num_keys, kTileHeight]. `spread` is what
-  // spread_queries() made of `count` rows.
+  // Scores [count, kKeys] of up to kTileHeight rows and keys as they are stored, `key_stride` numbers
+  // apart in each group of kTileHeight. `spread` is what spread_queries() made of the rows. Uses as
+  // much memory behind kTileHeight rows of scores.
   void score_stored(const uint32_t* spread, int64_t count, const BFloat16* const* keys,
                     int64_t key_stride, int64_t num_keys, int64_t steps, RowsAhead& ahead,
                     float* scores) {
     constexpr int kSums = kBlocks, kStored = kBlocks + 1, kQueries = kBlocks + 2;
     set_height(count);
-    float* to = scores + kTileHeight * kKeys;
-    for (int64_t key = 0; key < num_keys; key += kTileHeight, to += kTileHeight * kTileHeight) {
+    float* by_key = scores + kTileHeight * kKeys;  // [num_keys, kTileHeight]
+    for (int64_t key = 0; key < num_keys; key += kTileHeight) {
       zero_tile<kSums>();
       for (int64_t step = 0; step < steps; step += kTilePairs) {
         load_tile<kStored>(keys[key] + 2 * step, key_stride * sizeof(BFloat16));
@@ -67,18 +67,13 @@ class AttentionTiles {
         add_bfloat16_products<kSums, kStored, kQueries>();
         ahead.ask(4);
       }
-      store_tile<kSums>(to, kTileRowBytes);
+      store_tile<kSums>(by_key + key * kTileHeight, kTileRowBytes);
     }
-  }
-
-  // Makes `count` rows of scores, from `first` on, of what score_stored() left behind them.
-  static void turn_scores(int64_t first, int64_t count, int64_t num_keys, float* scores) {
-    const float* from = scores + kTileHeight * kKeys + first;
     for (int64_t key = 0; key < num_keys; key += kTileHeight) {
       FoursOfRows rows;
       rows.stride = kTileRowBytes;
       for (int i = 0; i < kTileHeight; i += 4) {
-        rows.fours[i / 4] = reinterpret_cast<const char*>(from + (key + i) * kTileHeight);
+        rows.fours[i / 4] = reinterpret_cast<const char*>(by_key + (key + i) * kTileHeight);
       }
       for (int64_t row = 0; row < count; row += 4) {
         BitsVec words[4];
